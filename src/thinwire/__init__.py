@@ -1,0 +1,52 @@
+"""Train PyTorch models on the Spark cluster you already have, over the Ethernet you already have."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from thinwire.cluster.local import Local
+    from thinwire.engine.stopping import EarlyStopping
+    from thinwire.session import Result, fit
+    from thinwire.strategies import MPCA, DiLoCo, Relay, SparkNet, Strategy, Synchronous
+
+__version__ = "0.1.0.dev0"
+
+_HOMES = {
+    "DiLoCo": "thinwire.strategies",
+    "EarlyStopping": "thinwire.engine.stopping",
+    "Local": "thinwire.cluster.local",
+    "MPCA": "thinwire.strategies",
+    "Relay": "thinwire.strategies",
+    "Result": "thinwire.session",
+    "SparkNet": "thinwire.strategies",
+    "Strategy": "thinwire.strategies",
+    "Synchronous": "thinwire.strategies",
+    "fit": "thinwire.session",
+}
+
+__all__ = [
+    "DiLoCo",
+    "EarlyStopping",
+    "Local",
+    "MPCA",
+    "Relay",
+    "Result",
+    "SparkNet",
+    "Strategy",
+    "Synchronous",
+    "__version__",
+    "fit",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a public name when it is first used, so that importing thinwire costs nothing."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'thinwire' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

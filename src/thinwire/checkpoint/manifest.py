@@ -1,0 +1,128 @@
+"""The file that makes a folder of parts a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import re
+import reprlib
+from dataclasses import dataclass, field
+
+from thinwire.checkpoint.format import NEEDS, check_version
+from thinwire.checkpoint.structure import damaged, flatten, parse, restore
+from thinwire.errors import CheckpointError
+
+MANIFEST_VERSION = 1
+NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]|\.(?!\.)){0,99}")
+"""Names of checkpoints and parts."""
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One tree of a checkpoint, such as one worker's state.
+
+    Attributes:
+        name: What `CheckpointStore.read_part` is asked for.
+        size_bytes: Length of its file.
+        digest: BLAKE2b of the file, 32 bytes in hexadecimal.
+    """
+
+    name: str
+    size_bytes: int
+    digest: str
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "part")
+        if type(self.size_bytes) is not int or self.size_bytes < 0:
+            raise _wrong(f"part {self.name!r} has size {self.size_bytes!r}", "a whole number of bytes")
+        if not isinstance(self.digest, str) or not _DIGEST.fullmatch(self.digest):
+            raise _wrong(f"part {self.name!r} has digest {reprlib.repr(self.digest)}", "64 hexadecimal digits")
+
+    @property
+    def file_name(self) -> str:
+        """Name of its file, which no other content shares.
+
+        So a checkpoint written again under the same name, or by a worker already replaced, harms no complete
+        one.
+        """
+        return f"{self.name}.{self.digest[:16]}.safetensors"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a complete checkpoint consists of.
+
+    Attributes:
+        name: The checkpoint's folder.
+        step: The training step it was taken at.
+        parts: Its trees, one file each.
+        meta: Plain values about the run; no tensors.
+        version: Format of the manifest itself.
+    """
+
+    name: str
+    step: int
+    parts: tuple[Part, ...]
+    meta: dict[str, object] = field(default_factory=dict)
+    version: int = MANIFEST_VERSION
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "checkpoint")
+        if type(self.step) is not int or self.step < 0:
+            raise _wrong(f"checkpoint {self.name!r} has step {self.step!r}", "a whole number from 0")
+        names = [part.name for part in self.parts]
+        if len(set(names)) < len(names):
+            raise _wrong(f"checkpoint {self.name!r} has parts {reprlib.repr(names)}", "parts of different names")
+        check_version(self.version, MANIFEST_VERSION, NEEDS)
+
+    def to_json(self) -> bytes:
+        """Content of `manifest.json`."""
+        meta, tensors = flatten(self.meta)
+        if tensors:
+            raise CheckpointError(
+                f"meta.{next(iter(tensors))} of checkpoint {self.name!r} is a tensor, an array or bytes. A "
+                "manifest holds plain values only. Write it as a part."
+            )
+        parts = [vars(part) for part in self.parts]
+        content = {
+            "version": self.version,
+            "needs": NEEDS,
+            "name": self.name,
+            "step": self.step,
+            "parts": parts,
+        }
+        return json.dumps({**content, "meta": meta}, indent=2).encode()
+
+    @staticmethod
+    def from_json(data: bytes) -> Manifest:
+        """The manifest that `to_json` was called on.
+
+        Raises:
+            NewerFormatError: A newer thinwire wrote it.
+            CheckpointError: It is damaged.
+        """
+        content = parse(data, what="the manifest")
+        if not isinstance(content, dict):
+            raise damaged("the manifest is not a JSON object")
+        check_version(content.get("version"), MANIFEST_VERSION, content.get("needs"))
+        try:
+            parts = tuple(Part(part["name"], part["size_bytes"], part["digest"]) for part in content["parts"])
+            meta = restore(content["meta"], {})
+            if not isinstance(meta, dict):
+                raise damaged("the manifest's meta is not a dict")
+            return Manifest(content["name"], content["step"], parts, meta, content["version"])
+        except (KeyError, TypeError) as error:
+            raise damaged(f"the manifest lacks something ({error!r})") from error
+
+
+def check_name(name: object, what: str) -> None:
+    """Nothing, when the name can be a file's without leaving its folder; else an error."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise _wrong(
+            f"{reprlib.repr(name)} is no name for a {what}",
+            "up to 100 letters, digits, '_', '-' and single dots, not led by '-' or '.'",
+        )
+
+
+def _wrong(what: str, allowed: str) -> CheckpointError:
+    return CheckpointError(f"{what}. Allowed: {allowed}. Correct it; if it was read from a file, that is damaged.")

@@ -1,0 +1,292 @@
+"""Checkpoints in a folder, local or anywhere fsspec reaches.
+
+::
+
+    <url>/step-00000100/manifest.json                        written last: its presence is what commits
+    <url>/step-00000100/worker-0.<digest>.safetensors        one tree a part, each written by its own process
+    <url>/step-00000100/.worker-1.<digest>….<random>.tmp     being written, or left by a writer killed
+
+Why a kill at any moment leaves only whole checkpoints listed:
+
+1. A part appears under its name only when all of it is on disk (write, fsync, rename, fsync of the folder).
+2. The manifest appears only after all parts, and in the same way.
+3. Removal takes the manifest first, and syncs, before any part goes.
+4. A part's file name holds its digest, so no write ever replaces the content that a manifest refers to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Collection, Iterator
+from typing import final
+
+from thinwire.checkpoint.files import TEMPORARY, locate, put, sync_folder
+from thinwire.checkpoint.format import NewerFormatError, decode, encode
+from thinwire.checkpoint.manifest import NAME, Manifest, Part, check_name
+from thinwire.errors import CheckpointError, nearest
+
+_MANIFEST = "manifest.json"
+_PART_FILE = re.compile(r".+\.[0-9a-f]{16}\.safetensors")
+_GONE = (FileNotFoundError, NotADirectoryError)
+
+
+@final
+class CheckpointStore:
+    """Checkpoints under one address, such as `runs/a/checkpoints`, `s3://bucket/run` or `memory://test`.
+
+    Any number of processes may write parts and read at the same time; one process commits and prunes.
+    Checkpoint names are to sort like their steps, numbers compared as numbers (`step-9` before `step-10`):
+    `prune` tells a checkpoint being written from an abandoned one by its name.
+
+    Args:
+        url: A local path, or an address that an installed fsspec package handles. It need not exist yet.
+    """
+
+    def __init__(self, url: str | os.PathLike[str]) -> None:
+        self.url = os.fspath(url)
+        self._filesystem, root = locate(self.url)
+        self._root = root.rstrip("/")
+
+    def write_part(self, checkpoint: str, part: str, tree: object) -> Part:
+        """Writes one tree of a checkpoint to come, and returns what its manifest is to list.
+
+        Raises:
+            CheckpointError: The tree holds what a checkpoint cannot, or the file could not be written.
+        """
+        check_name(checkpoint, "checkpoint")
+        check_name(part, "part")
+        data = encode(tree)
+        written = Part(part, len(data), _digest(data))
+        put(self._filesystem, self._path(checkpoint, written.file_name), data)
+        return written
+
+    def commit(self, manifest: Manifest) -> None:
+        """Makes the parts written so far a checkpoint.
+
+        Raises:
+            CheckpointError: A part is missing or of another size, or the manifest could not be written.
+        """
+        for part in manifest.parts:
+            path = self._path(manifest.name, part.file_name)
+            size_bytes = self._size_bytes(path)
+            if size_bytes != part.size_bytes:
+                state = "is missing" if size_bytes is None else f"has {size_bytes:,} bytes"
+                raise CheckpointError(
+                    f"checkpoint {manifest.name!r} cannot be committed: {self._shown(path)} {state}. Every "
+                    f"part must be there, this with {part.size_bytes:,} bytes. Write it first, then commit."
+                )
+        if manifest.parts:
+            with self._explained("sync", self._root):
+                sync_folder(self._filesystem, self._root)  # the folder itself may be another process's work
+        put(self._filesystem, self._path(manifest.name, _MANIFEST), manifest.to_json())
+
+    def manifests(self) -> list[Manifest]:
+        """The complete checkpoints, oldest first (by step, then name).
+
+        Folders without a manifest, with a damaged one or with parts missing are passed over.
+
+        Raises:
+            CheckpointError: The folder cannot be read, or a newer thinwire wrote into it: starting afresh
+                because nothing was found would be the wrong conclusion from either.
+        """
+        # A reader slower than the writer: 1. it lists a and b, 2. c and d are committed, a and b removed,
+        # 3. it finds neither a nor b whole, and concludes there is none. So it looks again if folders came
+        # or went. It looks at old ones first: b is committed before a goes, so one of them is seen whole.
+        names = self._names()
+        while True:
+            found = [manifest for name in names if (manifest := self._complete(name))]
+            before, names = names, self._names()
+            if names == before:
+                break
+        return sorted(found, key=lambda manifest: (manifest.step, manifest.name))
+
+    def latest(self) -> Manifest | None:
+        """The complete checkpoint of the highest step, or None when there is none."""
+        return next(reversed(self.manifests()), None)
+
+    def load(self, name: str) -> Manifest:
+        """The manifest of one checkpoint.
+
+        Raises:
+            CheckpointError: There is no such checkpoint, or its manifest is damaged.
+        """
+        check_name(name, "checkpoint")
+        manifest = self._manifest(name)
+        if manifest is None:
+            names = [manifest.name for manifest in self.manifests()]
+            hint = nearest(name, names) if names else "There is none yet."
+            raise CheckpointError(f"{self.url} has no complete checkpoint {name!r}. {hint} Choose one of those.")
+        return manifest
+
+    def read_part(self, manifest: Manifest, part: str) -> object:
+        """One tree of a checkpoint.
+
+        Raises:
+            CheckpointError: There is no such part, or its file is not what was written; the message names it.
+        """
+        parts = {listed.name: listed for listed in manifest.parts}
+        if part not in parts:
+            raise CheckpointError(f"checkpoint {manifest.name!r} has no part {part!r}. {nearest(part, parts)}")
+        expected = parts[part]
+        path = self._path(manifest.name, expected.file_name)
+        data = self._read(path)
+        if data is None:
+            raise self._unlike(path, "it is missing")
+        if len(data) != expected.size_bytes:
+            raise self._unlike(path, f"it has {len(data):,} bytes, not {expected.size_bytes:,}")
+        if _digest(data) != expected.digest:
+            raise self._unlike(path, f"its digest is {_digest(data)[:16]}…, not {expected.digest[:16]}…")
+        try:
+            return decode(data)
+        except CheckpointError as error:
+            raise type(error)(f"{self._shown(path)}: {error}") from error
+
+    def prune(self, keep: int, protect: Collection[str] = ()) -> None:
+        """Removes all but the newest `keep` complete checkpoints, and what abandoned ones left.
+
+        Abandoned is an incomplete folder whose name sorts before that of the newest complete checkpoint.
+        Files that are not the store's own stay.
+
+        Args:
+            keep: How many complete checkpoints remain, at least one.
+            protect: Names of checkpoints, complete or being written, that also remain.
+
+        Raises:
+            CheckpointError: `keep` is less than one, or a file cannot be removed.
+        """
+        if keep < 1:
+            raise CheckpointError(f"keep is {keep}. Allowed: 1 or more. Set it to 1 to keep only the newest.")
+        complete = self.manifests()
+        if not complete:
+            return
+        names = [manifest.name for manifest in complete]
+        for name in names[:-keep]:
+            if name not in protect:
+                self._remove(name)
+        newest = _natural(names[-1])
+        for name in self._names():
+            if name not in names and name not in protect and _natural(name) < newest:
+                self._remove_abandoned(name)
+
+    def _remove(self, name: str) -> None:
+        # 1. The manifest goes, 2. that is on disk, 3. the parts go. After a power cut between any two of them
+        # the folder is either complete or not listed.
+        with self._explained("remove", self._path(name)):
+            self._delete(self._path(name, _MANIFEST))
+            sync_folder(self._filesystem, self._path(name))
+            for file in self._list(name):
+                if _is_own(file):
+                    self._delete(self._path(name, file))
+            with contextlib.suppress(OSError):  # object stores have no folders; someone's own file may be left
+                self._filesystem.rmdir(self._path(name))
+
+    def _remove_abandoned(self, name: str) -> None:
+        with self._explained("remove", self._path(name)):
+            own = self._filesystem.isdir(self._path(name)) and all(map(_is_own, self._list(name)))
+        if own:
+            self._remove(name)
+
+    def _manifest(self, name: str) -> Manifest | None:
+        path = self._path(name, _MANIFEST)
+        data = self._read(path)
+        if data is None:
+            return None
+        try:
+            manifest = Manifest.from_json(data)
+        except NewerFormatError as error:
+            raise NewerFormatError(f"{self._shown(path)}: {error}") from error
+        except CheckpointError as error:
+            raise _DamagedManifestError(f"{self._shown(path)}: {error}") from error
+        if manifest.name != name:
+            raise _DamagedManifestError(
+                f"{self._shown(path)} is the manifest of {manifest.name!r}. A manifest must lie in the "
+                "folder of its name. Rename the folder back."
+            )
+        return manifest
+
+    def _complete(self, name: str) -> Manifest | None:
+        try:
+            manifest = self._manifest(name)
+        except _DamagedManifestError:
+            return None
+        for part in manifest.parts if manifest else ():
+            if self._size_bytes(self._path(name, part.file_name)) != part.size_bytes:
+                return None
+        return manifest
+
+    def _names(self) -> list[str]:
+        with self._explained("list", self._root):
+            return sorted(filter(NAME.fullmatch, self._list()), key=_natural)
+
+    def _list(self, *names: str) -> list[str]:
+        self._filesystem.invalidate_cache()  # other processes write here too
+        try:
+            paths = self._filesystem.ls(self._path(*names), detail=False)
+        except _GONE:
+            return []
+        return [path.rstrip("/").rpartition("/")[2] for path in paths]
+
+    def _read(self, path: str) -> bytes | None:
+        with self._explained("read", path):
+            try:
+                return bytes(self._filesystem.cat_file(path))
+            except _GONE:
+                return None
+
+    def _size_bytes(self, path: str) -> int | None:
+        with self._explained("read", path):
+            try:
+                return int(self._filesystem.info(path)["size"])
+            except _GONE:
+                return None
+
+    def _delete(self, path: str) -> None:
+        with contextlib.suppress(*_GONE):
+            self._filesystem.rm_file(path)
+
+    @contextlib.contextmanager
+    def _explained(self, action: str, path: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise CheckpointError(
+                f"could not {action} {self._shown(path)}: {type(error).__name__}: {error}. The folder and "
+                "all in it must be readable and writable. Check its permissions and the connection to it."
+            ) from error
+
+    def _unlike(self, path: str, why: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self._shown(path)} is damaged: {why}. It must be as it was written. "
+            "Resume from another checkpoint, or copy the file again from where it came."
+        )
+
+    def _path(self, *names: str) -> str:
+        return "/".join((self._root, *names))
+
+    def _shown(self, path: str) -> str:
+        return str(self._filesystem.unstrip_protocol(path))
+
+
+class _DamagedManifestError(CheckpointError):
+    """A manifest that does not say what it must."""
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=32).hexdigest()
+
+
+def _is_own(file: str) -> bool:
+    return file == _MANIFEST or bool(_PART_FILE.fullmatch(file) or TEMPORARY.fullmatch(file))
+
+
+def _natural(name: str) -> list[tuple[str, int]]:
+    """Sorts names by the numbers in them.
+
+    >>> sorted(["step-10", "step-9"], key=_natural)
+    ['step-9', 'step-10']
+    """
+    words = re.split(r"([0-9]+)", name)
+    return [(text, int(number)) for text, number in zip(words[::2], [*words[1::2], "-1"], strict=True)]

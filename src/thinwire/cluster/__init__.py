@@ -1,0 +1,5 @@
+"""Where workers run."""
+
+from thinwire.cluster.local import Local
+
+__all__ = ["Local"]

@@ -1,0 +1,22 @@
+"""Rows for training: sources of data, shards on disk, samplers and loaders of batches."""
+
+from thinwire.data.loader import Batch, Loader
+from thinwire.data.sampling import Position, Sampler
+from thinwire.data.shards import Shard, ShardWriter, write_shard
+from thinwire.data.sources import Source, open_source, select
+from thinwire.data.split import ShardFiles, split
+
+__all__ = [
+    "Batch",
+    "Loader",
+    "Position",
+    "Sampler",
+    "Shard",
+    "ShardFiles",
+    "ShardWriter",
+    "Source",
+    "open_source",
+    "select",
+    "split",
+    "write_shard",
+]

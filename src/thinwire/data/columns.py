@@ -1,0 +1,167 @@
+"""One Arrow column as numpy sees it: which are tensors, how their bytes are viewed, how nulls are refused.
+
+A shard file holds a column in its *stored* form, which can be viewed without a copy: booleans as one byte
+each (Arrow packs eight into one), dictionaries as their values. Everything else is stored as it came.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from thinwire.errors import DataError
+
+_BOOL = {b"thinwire.dtype": b"bool"}
+
+
+class RaggedError(Exception):
+    """Lists of different lengths; `row` is the first whose length is not that of row 0."""
+
+    def __init__(self, row: int, length: int, expected: int) -> None:
+        super().__init__(f"row {row} has {length} values where row 0 has {expected}")
+        self.row, self.length, self.expected = row, length, expected
+
+
+def is_number(kind: Any) -> bool:
+    """Whether values of this Arrow type are numbers or booleans."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def is_list(kind: Any) -> bool:
+    """Whether this Arrow type is a list of any kind that `dense` can view."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def is_tensor(kind: Any) -> bool:
+    """Whether this Arrow type can become a tensor: numbers, and lists of them to any depth."""
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return is_number(kind.value_type)
+    while is_list(kind):
+        kind = kind.value_type
+    return is_number(kind)
+
+
+def stored_type(kind: Any) -> Any:
+    """The Arrow type a column of type `kind` has inside a shard file."""
+    if pa.types.is_boolean(kind):
+        return pa.uint8()
+    if pa.types.is_dictionary(kind):
+        return stored_type(kind.value_type)
+    if isinstance(kind, pa.FixedShapeTensorType):
+        if not pa.types.is_boolean(kind.value_type):
+            return kind
+        return pa.fixed_shape_tensor(pa.uint8(), kind.shape, dim_names=kind.dim_names, permutation=kind.permutation)
+    if is_list(kind) and stored_type(kind.value_type) != kind.value_type:
+        inner = stored_type(kind.value_type)
+        if pa.types.is_fixed_size_list(kind):
+            return pa.list_(inner, kind.list_size)
+        return pa.large_list(inner) if pa.types.is_large_list(kind) else pa.list_(inner)
+    return kind
+
+
+def stored_field(field: Any) -> Any:
+    """The field of a shard file's schema for one field of the data's own."""
+    leaf = field.type.value_type if isinstance(field.type, pa.FixedShapeTensorType) else field.type
+    while is_list(leaf) or pa.types.is_dictionary(leaf):
+        leaf = leaf.value_type
+    return pa.field(field.name, stored_type(field.type), metadata=_BOOL if pa.types.is_boolean(leaf) else None)
+
+
+def stored_array(array: Any) -> Any:
+    """One column's values in the form a shard file holds."""
+    kind = stored_type(array.type)
+    if kind == array.type:
+        return array
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return pa.ExtensionArray.from_storage(kind, array.storage.cast(kind.storage_type))
+    return array.cast(kind)
+
+
+def count_nulls(array: Any) -> int:
+    """Nulls in an array at any depth: rows, list elements and struct fields."""
+    if isinstance(array, pa.ExtensionArray):
+        return count_nulls(array.storage)
+    count = int(array.null_count)
+    if pa.types.is_dictionary(array.type) and array.dictionary.null_count:
+        return count_nulls(array.cast(array.type.value_type))
+    if is_list(array.type):
+        return count + count_nulls(array.flatten())
+    if pa.types.is_struct(array.type):
+        return count + sum(count_nulls(array.field(i)) for i in range(array.type.num_fields))
+    return count
+
+
+def refuse_nulls(batch: Any, first_row: int) -> None:
+    """Raise a DataError naming the first column with nulls, and how many; the batch starts at `first_row`."""
+    for name, array in zip(batch.schema.names, batch.columns, strict=True):
+        if count := count_nulls(array):
+            last = first_row + batch.num_rows - 1
+            raise DataError(
+                f"column {name!r} has {count} null{'s' if count > 1 else ''} in rows {first_row} to {last}; "
+                "a value is needed in every row of every column that is read. Fill them or drop those rows "
+                "first, or leave the column out."
+            )
+
+
+def refuse_other_schema(found: Any, expected: Any, where: str) -> None:
+    """Raise a DataError naming the first column in which `found` differs from `expected` in name or type."""
+    ours, theirs = [[f"{field.name!r} ({field.type})" for field in schema] for schema in (expected, found)]
+    if ours == theirs:
+        return
+    missing = [column for column in ours if column not in theirs]
+    extra = [column for column in theirs if column not in ours]
+    parts = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has {', '.join(extra)} instead"] * bool(extra)
+    raise DataError(
+        f"{where} {' and '.join(parts) or 'has its columns in another order'}; all parts of one data set "
+        f"need the same columns: {', '.join(ours)}. Cast, rename, reorder or leave out what differs."
+    )
+
+
+def is_stored_bool(field: Any) -> bool:
+    """Whether a stored field holds booleans as bytes."""
+    return field.metadata is not None and field.metadata.get(b"thinwire.dtype") == b"bool"
+
+
+def dense(array: Any) -> np.ndarray[Any, Any]:
+    """A zero-copy view of a tensor column, rows first. Raises RaggedError where lists differ in length.
+
+    >>> dense(pa.array([[1, 2], [3, 4], [5, 6]])).tolist()
+    [[1, 2], [3, 4], [5, 6]]
+    """
+    kind = array.type
+    if isinstance(kind, pa.FixedShapeTensorType):
+        values = dense(array.storage.flatten())
+        return values.reshape(len(array), *kind.shape)
+    if pa.types.is_fixed_size_list(kind):
+        values, size = dense(array.flatten()), kind.list_size
+    elif is_list(kind):
+        size = _common_length(array)
+        try:
+            values = dense(array.flatten())
+        except RaggedError as error:
+            raise RaggedError(error.row // size, error.length, error.expected) from None
+    else:
+        view: np.ndarray[Any, Any] = array.to_numpy(zero_copy_only=True)
+        return view
+    return values.reshape(len(array), size, *values.shape[1:])
+
+
+def permutation(kind: Any) -> tuple[int, ...] | None:
+    """The order in which a batch's axes are to be shown, where the stored order is another."""
+    if not isinstance(kind, pa.FixedShapeTensorType) or kind.permutation is None:
+        return None
+    order = tuple(kind.permutation)
+    return None if order == tuple(range(len(order))) else (0, *(axis + 1 for axis in order))
+
+
+def _common_length(array: Any) -> int:
+    if len(array) == 0:
+        return 0
+    lengths = np.diff(array.offsets.to_numpy(zero_copy_only=True))
+    different = np.flatnonzero(lengths != lengths[0])
+    if different.size:
+        row = int(different[0])
+        raise RaggedError(row, int(lengths[row]), int(lengths[0]))
+    return int(lengths[0])

@@ -1,0 +1,179 @@
+"""Batches of tensors out of a shard: columns picked, transformed, cast, put on the device, gathered ahead."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import torch
+
+from thinwire.data.prefetch import Ahead
+from thinwire.data.sampling import Position, Sampler
+from thinwire.data.shards import Shard
+from thinwire.errors import ConfigError, DataError, nearest
+
+Transform = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+class Batch(NamedTuple):
+    """What one training step is given; `position` is that of this batch, not of the next."""
+
+    inputs: tuple[torch.Tensor, ...]
+    label: torch.Tensor | None
+    weight: torch.Tensor | None
+    num_rows: int
+    position: Position
+
+
+@final
+class Loader:
+    """Reads a shard's batches in a sampler's order.
+
+    Args:
+        shard: Where the rows are.
+        sampler: Which rows make up which batch.
+        inputs: Columns the model is called with, in this order.
+        label: Column the loss compares with.
+        weight: Column of per-row weights.
+        transform: Takes and returns the columns of one batch as a dict of tensors and numpy arrays, one row
+            in for one row out. It is given all columns of the shard.
+        device: Where the tensors are to be.
+        prefetch: Batches that a thread gathers ahead. None means 2 with a transform or another device than
+            the CPU, and 0 otherwise, where a thread costs more than it gives.
+
+    Raises:
+        DataError: A column is not there, or is no tensor and there is no transform to make it one.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        sampler: Sampler,
+        *,
+        inputs: Sequence[str],
+        label: str | None,
+        weight: str | None = None,
+        transform: Transform | None = None,
+        device: torch.device | str = "cpu",
+        prefetch: int | None = None,
+    ) -> None:
+        if isinstance(inputs, str) or not inputs:
+            raise ConfigError(f"inputs is {inputs!r}; it must be a list of column names. Write inputs=['pixels'].")
+        if prefetch is not None and prefetch < 0:
+            raise ConfigError(f"prefetch is {prefetch}; it must be 0 or more. Give 0 to gather without a thread.")
+        if sampler.num_rows != shard.num_rows:
+            raise ConfigError(
+                f"the sampler is for {sampler.num_rows} rows and the shard has {shard.num_rows}; they must "
+                "agree. Make the sampler with the shard's num_rows."
+            )
+        self._shard, self._sampler, self._transform = shard, sampler, transform
+        self._inputs, self._label, self._weight = tuple(inputs), label, weight
+        self._needed = tuple(dict.fromkeys(n for n in (*inputs, label, weight) if n is not None))
+        self._device = torch.device(device)
+        busy = transform is not None or self._device.type != "cpu"
+        self._prefetch = (2 if busy else 0) if prefetch is None else prefetch
+        self._threads: weakref.WeakSet[Ahead[Batch]] = weakref.WeakSet()
+        self._closed = False
+        if transform is None:
+            for name in self._needed:
+                if why := shard.why_no_tensor(name):
+                    raise DataError(
+                        f"{why}; an input, label or weight must be numbers of one shape. "
+                        "Give a transform that makes a tensor of it."
+                    )
+
+    def batches(self, start: Position, epochs: int | None) -> Iterator[Batch]:
+        """Batches from `start` up to the end of epoch `epochs` - 1, or forever when it is None."""
+        if not self._prefetch:
+            yield from self._gathered(start, epochs)
+            return
+        ahead = Ahead(self._gathered(start, epochs), self._prefetch)
+        self._threads.add(ahead)
+        try:
+            yield from ahead
+        finally:
+            ahead.close()
+
+    def close(self) -> None:
+        """End every iteration under way and its thread; afterwards there are no more batches."""
+        self._closed = True
+        for ahead in list(self._threads):
+            ahead.close()
+
+    def _gathered(self, position: Position, epochs: int | None) -> Iterator[Batch]:
+        if not self._sampler.batches_per_epoch:
+            return
+        while not self._closed and (epochs is None or position.epoch < epochs):
+            yield self._gather(position)
+            position = self._sampler.next(position)
+
+    def _gather(self, position: Position) -> Batch:
+        rows = self._sampler.rows(position)
+        if self._transform is None:
+            columns: dict[str, Any] = dict(self._shard.take(rows, self._needed))
+        else:
+            columns = self._transformed(self._transform, self._shard.take(rows), len(rows))
+        label = None if self._label is None else self._put(_as_label(columns[self._label]))
+        weight = None if self._weight is None else self._put(_as_weight(columns[self._weight]))
+        inputs = tuple(self._put(_narrowed(columns[name])) for name in self._inputs)
+        return Batch(inputs, label, weight, len(rows), position)
+
+    def _transformed(self, transform: Transform, given: dict[str, Any], num_rows: int) -> dict[str, torch.Tensor]:
+        columns = transform(given)
+        if not isinstance(columns, dict):
+            raise DataError(
+                f"the transform returned {type(columns).__name__}; it must return a dict of columns. "
+                "End it with `return columns`."
+            )
+        out = {}
+        for name in self._needed:
+            if name not in columns:
+                raise DataError(
+                    f"column {name!r} is not there after the transform. {nearest(name, map(str, columns))} "
+                    "Let the transform return it, or name one of those."
+                )
+            out[name] = _as_tensor(name, columns[name])
+            length = len(out[name]) if out[name].dim() else 0
+            if length != num_rows:
+                raise DataError(
+                    f"column {name!r} has {length} rows after the transform where the batch has {num_rows}; "
+                    "a transform gives one row for each it is given. Filter or repeat rows before training."
+                )
+        return out
+
+    def _put(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._device.type == tensor.device.type == "cpu":
+            return tensor
+        if self._device.type == "cuda" and tensor.device.type == "cpu":
+            tensor = tensor.pin_memory()
+        return tensor.to(self._device, non_blocking=True)
+
+
+def _as_tensor(name: str, value: Any) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    try:
+        array = np.asarray(value)
+        return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
+    except (TypeError, ValueError) as error:
+        kind = f"a numpy array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+        raise DataError(
+            f"column {name!r} is {kind} after the transform; it must be a tensor or an array of numbers. "
+            "Let the transform turn it into one."
+        ) from error
+
+
+def _narrowed(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype == torch.float64 else tensor
+
+
+def _as_weight(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.float()
+
+
+def _as_label(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_floating_point() or tensor.dtype == torch.bool:
+        return _narrowed(tensor)
+    return tensor.long()

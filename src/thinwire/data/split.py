@@ -1,0 +1,161 @@
+"""A source's rows dealt out to workers: shard files for training and for validation, in one pass."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import pyarrow as pa
+
+from thinwire.data.columns import refuse_nulls, refuse_other_schema
+from thinwire.data.shards import SMALL_BYTES, ShardWriter, rechunk
+from thinwire.data.sources import Source, select
+from thinwire.errors import ConfigError, DataError
+
+_ALL_WRITERS_BYTES = 256 << 20
+
+
+class ShardFiles(NamedTuple):
+    """The files of one worker and how many rows are in them; no validation file when none was asked for."""
+
+    train: str
+    validation: str | None
+    num_rows: int
+    num_validation_rows: int
+
+
+def split(
+    source: Source,
+    *,
+    workers: int,
+    directory: str,
+    validation: float | Source | None = None,
+    seed: int = 0,
+    columns: Sequence[str] | None = None,
+) -> list[ShardFiles]:
+    """Deal the rows of a source out to `workers` shards in `directory`, every row to exactly one.
+
+    Rows are shuffled within every 8 to 64 MiB and dealt in turn, so shards differ by one row at most and a
+    file sorted by label gives every worker all labels. The same batches, workers and seed give the same
+    shards.
+
+    Args:
+        source: The rows; they are streamed, a few hundred MiB at a time at most.
+        workers: How many shards; with more workers than rows some are empty.
+        directory: Where the files go; made when it is not there.
+        validation: A share of the rows to hold back, spread evenly over the source and picked by the seed; or
+            a source of its own with the same columns.
+        seed: What the shuffle and the choice of validation rows depend on.
+        columns: The columns to write, all when None. Nulls in others do no harm.
+
+    Raises:
+        ConfigError: `workers`, `seed` or the share is out of range.
+        DataError: There are no rows to train on, a column has nulls, or the validation columns differ.
+    """
+    share, apart = (validation, None) if isinstance(validation, (int, float)) else (0.0, validation)
+    num_held = _rows_to_hold_back(source.num_rows, workers, share, seed)
+    if columns is not None:
+        source = select(source, columns)
+        apart = None if apart is None else select(apart, columns)
+    if apart is not None:
+        refuse_other_schema(apart.schema, source.schema, "the validation data")
+    os.makedirs(directory, exist_ok=True)
+    hands: list[_Hand] = []
+    try:
+        for kind in ("train", "validation") if share or apart is not None else ("train",):
+            hands.append(_Hand(directory, kind, source.schema, workers))
+        random = np.random.Generator(np.random.Philox(seed))
+        _deal(source, hands, num_held, random)
+        if apart is not None:
+            _deal(apart, hands[1:], 0, random)
+        counts = [hand.close() for hand in hands]
+    except BaseException:
+        for hand in hands:
+            hand.abort()
+        raise
+    if len(hands) == 1:
+        return [ShardFiles(path, None, rows, 0) for path, rows in zip(hands[0].paths, counts[0], strict=True)]
+    pairs = zip(hands[0].paths, hands[1].paths, *counts, strict=True)
+    return [ShardFiles(*pair) for pair in pairs]
+
+
+@final
+class _Hand:
+    """The open shard files of one kind, one a worker, that rows are dealt to in turn."""
+
+    def __init__(self, directory: str, kind: str, schema: Any, workers: int) -> None:
+        self.paths = [os.path.join(directory, f"{kind}-{worker:05d}.arrow") for worker in range(workers)]
+        small_bytes = min(SMALL_BYTES, _ALL_WRITERS_BYTES // workers)
+        self._writers: list[ShardWriter] = []
+        self._turn = 0
+        try:
+            for path in self.paths:
+                self._writers.append(ShardWriter(path, schema, small_bytes=small_bytes))
+        except BaseException:
+            self.abort()
+            raise
+
+    def deal(self, batch: Any, rows: np.ndarray[Any, Any]) -> None:
+        workers = len(self._writers)
+        for index, writer in enumerate(self._writers):
+            mine = rows[(index - self._turn) % workers :: workers]
+            if len(mine):
+                writer.write(batch.take(pa.array(mine)))
+        self._turn = (self._turn + len(rows)) % workers
+
+    def close(self) -> list[int]:
+        return [writer.close() for writer in self._writers]
+
+    def abort(self) -> None:
+        for writer in self._writers:
+            writer.abort()
+
+
+def _deal(source: Source, hands: Sequence[_Hand], num_held: int, random: np.random.Generator) -> None:
+    """All rows of a source to the first hand, save `num_held` of them to the second."""
+    seen = held = 0
+    for batch in rechunk(_checked(source)):
+        order = random.permutation(batch.num_rows)
+        seen += batch.num_rows
+        # Exact at the end and even on the way: each batch brings the rows held back up to its part of all.
+        quota = num_held * min(seen, source.num_rows) // max(source.num_rows, 1) - held
+        held += quota
+        if quota:
+            hands[1].deal(batch, order[:quota])
+        hands[0].deal(batch, order[quota:])
+    if seen != source.num_rows:
+        raise DataError(
+            f"the data said it has {source.num_rows} rows and gave {seen}; both must agree. "
+            "Let nothing write to it while it is read."
+        )
+
+
+def _checked(source: Source) -> Iterator[Any]:
+    first_row = 0
+    for batch in source.batches():
+        refuse_nulls(batch, first_row)
+        first_row += batch.num_rows
+        yield batch
+
+
+def _rows_to_hold_back(num_rows: int, workers: int, share: float, seed: int) -> int:
+    if workers < 1:
+        raise ConfigError(f"workers is {workers}; it must be 1 or more. Give the number of shards to make.")
+    if seed < 0:
+        raise ConfigError(f"seed is {seed}; it must be 0 or more. Give another number.")
+    if not 0 <= share < 1:
+        raise ConfigError(
+            f"validation is {share}; a share of the rows must be at least 0 and below 1. "
+            "Give 0.1 to hold back a tenth, or a data set of its own."
+        )
+    if num_rows == 0:
+        raise DataError("the data has 0 rows; at least one is needed. Check the path or the filter it comes from.")
+    num_held = round(share * num_rows)
+    if num_held == num_rows:
+        raise DataError(
+            f"validation {share} of {num_rows} rows leaves none to train on; at least one must be left. "
+            "Give a smaller share or more rows."
+        )
+    return num_held

@@ -1,0 +1,1 @@
+"""The loop, the coordinator and the ports through which everything else enters."""

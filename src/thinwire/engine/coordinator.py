@@ -1,0 +1,472 @@
+"""The coordinator: membership, evaluations, checkpoints and the end of a run. No parameter passes through it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from thinwire import events
+from thinwire.engine.membership import Deadlines, Lost, Membership, Send
+from thinwire.engine.ports import Header, Hub, Message
+from thinwire.engine.stopping import EarlyStopping, Target, Verdict
+from thinwire.errors import DivergedError, LostWorkersError, TimedOutError, WorkerError
+
+
+class Exit(NamedTuple):
+    """A worker process that has ended."""
+
+    worker: int
+    attempt: int
+    reason: str
+
+
+class Workforce(Protocol):
+    """The cluster's side of a run: who has died, and who takes their place."""
+
+    def exits(self) -> list[Exit]:
+        """Processes that ended since the last call."""
+
+    def replace(self, worker: int, attempt: int) -> bool:
+        """Starts a new attempt of a worker; False when there will be none."""
+
+    def stop(self) -> None:
+        """Ends what still runs, within a deadline."""
+
+
+class Commit(Protocol):
+    """Makes the parts that workers wrote a checkpoint."""
+
+    def __call__(self, name: str, step: int, parts: list[dict[str, Any]], meta: dict[str, Any]) -> int: ...
+
+
+@dataclass
+class Policy:
+    """What the run was asked to do, as far as the coordinator decides it."""
+
+    workers: int
+    total_rows: int
+    stop: EarlyStopping | None = None
+    until: Target | None = None
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    min_workers: int = 1
+    conclude_s: float = 600.0
+    """From the last worker's finish to the end of the final evaluation and checkpoint."""
+
+
+@dataclass
+class Outcome:
+    """What a run came to."""
+
+    reason: str = ""
+    stopped_early: bool = False
+    interrupted: bool = False
+    result: bytes | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    train_loss: float | None = None
+    workers_lost: int = 0
+    generations: int = 0
+    rounds: int = 0
+    bytes_sent: int = 0
+    refused: int = 0
+    steps: int = 0
+    rows: int = 0
+    epochs: float = 0.0
+    busy: float = 0.0
+    train_s: float = 0.0
+    checkpoint: str | None = None
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Coordinator:
+    """Runs on the driver, in the thread that called fit; `run` returns when the workers have said good-bye."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        workforce: Workforce,
+        policy: Policy,
+        *,
+        emit: Callable[[events.Event], Any],
+        commit: Commit | None = None,
+        meta: Callable[[], dict[str, Any]] = dict,
+        resumed: dict[str, Any] | None = None,
+    ) -> None:
+        self._hub, self._workforce, self._policy = hub, workforce, policy
+        self._emit_to, self._commit, self._meta = emit, commit, meta
+        self.membership = Membership(policy.workers, policy.deadlines)
+        self.outcome = Outcome()
+        self._verdict = Verdict(policy.stop, policy.until)
+        if resumed:
+            self._verdict.load(resumed["verdict"])
+            self.outcome.history = list(resumed["history"])
+            self.outcome.train_loss = resumed.get("train_loss")
+        self._evaluations: dict[int, dict[int, Header]] = {}
+        self._judged: set[int] = set()
+        self._saves: dict[str, dict[int, Header]] = {}
+        self._saved: set[str] = set()
+        self._finished: set[int] = set()
+        self._left: set[int] = set()
+        self._last: dict[int, Header] = {}
+        self._spent: dict[int, dict[str, float]] = {}
+        self._epoch_losses: dict[int, dict[int, tuple[float, int]]] = {}
+        self._result: dict[int, bytes] = {}
+        self._lost_at: dict[int, float] = {}
+        self._never: set[int] = set()
+        self._concluding_since: float | None = None
+        self._pending_stop: str | None = None
+        self._emitted_at: dict[int, float] = {}
+        self._started = time.monotonic()
+        self._trained_from: float | None = None
+        self._trained_to: float | None = None
+
+    def run(self, on_turn: Callable[[], None] = lambda: None) -> Outcome:
+        """Serves until the run has ended; raises what ended it early."""
+        while not self._over():
+            for message in self._hub.receive(0.05):
+                self._handle(message)
+            for gone in self._workforce.exits():
+                self._exited(gone)
+            self._act(self.membership.tick(time.monotonic()))
+            self._tick()
+            on_turn()
+        return self._summed()
+
+    def interrupt(self, reason: str = "interrupted") -> None:
+        """Asks the run to save a checkpoint and stop at its next round."""
+        self.outcome.interrupted = True
+        self._ask_to_stop(reason)
+
+    # -- messages ---------------------------------------------------------------------------------------------------
+
+    def _handle(self, message: Message) -> None:
+        now = time.monotonic()
+        header, worker = message.header, message.sender
+        handler = getattr(self, "_on_" + str(header["t"]), None)
+        if handler is None:
+            self.outcome.refused += 1
+            return
+        seat = self.membership.seats.get(worker)
+        if header["t"] != "join" and (seat is None or seat.attempt != header.get("a")):
+            if header["t"] == "beat":  # a fenced or forgotten worker: it must not go on
+                leave = {"t": "leave", "why": "this worker's place was given up"}
+                self._hub.send(worker, int(header.get("a", 0)), leave)
+            return
+        handler(worker, header, message.payload, now)
+
+    def _on_join(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
+        self._act(self.membership.join(header, worker, now))
+        seat = self.membership.seats.get(worker)
+        if seat is not None and seat.attempt == header["a"]:
+            self._finished.discard(worker)
+            self._lost_at.pop(worker, None)
+            rows = int(header.get("rows", 0))
+            self._emit(
+                events.WorkerJoined(worker=worker, attempt=seat.attempt, host=seat.host, pid=seat.pid, rows=rows)
+            )
+
+    def _on_beat(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
+        self.membership.beat(header, worker, now)
+        self._hub.send(worker, int(header["a"]), {"t": "pong"})
+        self._note_progress(worker, header, now)
+
+    def _on_prepared(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
+        self._act(self.membership.prepared(header, worker, now))
+
+    def _on_evaluated(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
+        self._evaluations.setdefault(int(header["p"]), {})[worker] = header
+
+    def _on_saved(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
+        self._saves.setdefault(str(header["name"]), {})[worker] = header
+
+    def _on_finished(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
+        self._finished.add(worker)
+
+    def _on_epoch(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
+        epoch, rows, loss = int(header["epoch"]), int(header["rows"]), header.get("loss")
+        if loss is not None:
+            self._epoch_losses.setdefault(epoch, {})[worker] = (float(loss), rows)
+            found = self._epoch_losses[max(self._epoch_losses)].values()
+            total = sum(n for _, n in found)
+            self.outcome.train_loss = sum(v * n for v, n in found) / total if total else None
+        attempt = int(header["a"])
+        self._emit(events.EpochEnded(worker=worker, attempt=attempt, epoch=epoch, rows=rows, loss=loss))
+
+    def _on_event(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
+        kinds = {k.kind: k for k in (events.RoundLanded, events.SettingChanged, events.Rejoined)}
+        kind = kinds.get(str(header["kind"]))
+        if kind is not None:
+            self._emit(kind(**header["fields"]))
+
+    def _on_failed(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
+        seat = self.membership.seats[worker]
+        where = f"worker {worker} on {seat.host} (pid {seat.pid}, attempt {seat.attempt})"
+        self._emit(
+            events.WorkerFailed(
+                worker=worker,
+                attempt=seat.attempt,
+                host=seat.host,
+                error=str(header["error"]),
+                traceback=str(header["traceback"]),
+            )
+        )
+        if header.get("kind") == "DivergedError":
+            raise DivergedError(f"{where}: {header['error']}{self._last_good()}")
+        raise WorkerError(f"{where} failed: {header['error']}\n\n{header['traceback']}")
+
+    def _on_result(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
+        if payload is not None:
+            self._result[int(header["i"])] = bytes(payload)
+        if len(self._result) == int(header["n"]):
+            self.outcome.result = b"".join(self._result[i] for i in sorted(self._result))
+            self._broadcast({"t": "done"})
+
+    def _on_bye(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
+        self._left.add(worker)
+
+    # -- decisions --------------------------------------------------------------------------------------------------
+
+    def _act(self, decisions: Iterable[Send | Lost]) -> None:
+        committed = None
+        for decision in decisions:
+            if isinstance(decision, Lost):
+                self._lose(decision)
+                continue
+            self._hub.send(decision.worker, decision.attempt, decision.header)
+            if decision.header["t"] == "commit":
+                committed = decision.header
+        if committed is not None:
+            members = self.membership
+            self._trained_from = self._trained_from or time.monotonic()
+            self._emit(
+                events.GenerationFormed(
+                    generation=members.generation,
+                    members=members.members,
+                    reference=members.reference,
+                    landed=members.landed,
+                )
+            )
+            self.outcome.generations += 1
+            if self._pending_stop:  # a new first worker may not have heard of it
+                self._ask_to_stop(self._pending_stop)
+            if self._concluding_since is not None:
+                self._broadcast({"t": "conclude"})
+
+    def _lose(self, lost: Lost) -> None:
+        if lost.worker in self._left:
+            return
+        self.outcome.workers_lost += 1
+        self._lost_at[lost.worker] = time.monotonic()
+        self._finished.discard(lost.worker)
+        last = self._last.get(lost.worker, {})
+        self._keep_spent(lost.worker, lost.attempt)
+        self._emit(
+            events.WorkerLost(
+                worker=lost.worker,
+                attempt=lost.attempt,
+                host=str(last.get("host", "?")),
+                reason=lost.reason,
+                steps=int(last.get("progress", {}).get("steps", 0)),
+            )
+        )
+        if not self._workforce.replace(lost.worker, lost.attempt + 1):
+            self._never.add(lost.worker)
+            alive = len(self.membership.seats)
+            if alive < self._policy.min_workers:
+                raise LostWorkersError(
+                    f"worker {lost.worker} was lost ({lost.reason}) and will not be replaced; {alive} of "
+                    f"{self._policy.workers} workers are left and at least {self._policy.min_workers} are needed. "
+                    f"Raise the cluster's max_restarts, or go on from the last checkpoint with resume."
+                )
+
+    def _exited(self, gone: Exit) -> None:
+        if gone.worker in self._left:
+            return
+        now = time.monotonic()
+        decisions = self.membership.lose(gone.worker, gone.attempt, gone.reason, now)
+        if not decisions and gone.worker not in self.membership.seats:
+            decisions = [Lost(gone.worker, gone.attempt, f"{gone.reason} before it joined")]
+        self._act(decisions)
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        for number in sorted(set(self._evaluations) - self._judged):
+            self._try_judge(number)
+        for name in sorted(set(self._saves) - self._saved):
+            self._try_commit(name)
+        if self._concluding_since is None:
+            alive = set(self.membership.seats)
+            if alive and alive <= self._finished and self.membership.formed and not self._awaited(now):
+                self._trained_to = now
+                self._concluding_since = now
+                self._broadcast({"t": "conclude"})
+        elif now - self._concluding_since > self._policy.conclude_s:
+            slow = sorted(set(self.membership.seats) - self._left)
+            raise TimedOutError(
+                f"workers {slow} did not end within {self._policy.conclude_s:.0f} s of the last step; "
+                "look at their logs, or raise run.conclude_s if the final evaluation takes that long"
+            )
+        if not self.membership.seats and not self.membership.formed:
+            if now - self._started > self._policy.deadlines.start_s:
+                raise TimedOutError(
+                    f"no worker joined within {self._policy.deadlines.start_s:.0f} s; look at the workers' output "
+                    "for why they could not start"
+                )
+        elif not self.membership.seats and not self._awaited(now) and not self._left:
+            raise LostWorkersError(
+                "all workers were lost and none came back; go on from the last checkpoint with resume"
+            )
+
+    def _awaited(self, now: float) -> list[int]:
+        """Lost workers whose replacements are still on their way."""
+        rejoin_s = self._policy.deadlines.rejoin_s
+        return [w for w, at in self._lost_at.items() if w not in self._never and now - at < rejoin_s]
+
+    def _try_judge(self, number: int) -> None:
+        reports = self._evaluations[number]
+        if not set(self.membership.members) & set(self.membership.seats) <= set(reports):
+            return
+        self._judged.add(number)
+        metrics: dict[str, float] = {}
+        rows = sum(int(r["rows"]) for r in reports.values())
+        names = sorted({name for r in reports.values() for name in r["sums"]})
+        for name in names:
+            weight = sum(float(r["weights"].get(name, 0.0)) for r in reports.values())
+            total = sum(float(r["sums"].get(name, 0.0)) for r in reports.values())
+            if weight > 0:
+                metrics[name] = total / weight
+        best, stop = self._verdict.judge(metrics) if metrics else (False, None)
+        first = min(reports)
+        progress = reports[first]
+        done = sum(int(r["done"]) for r in reports.values())
+        self.outcome.metrics = metrics
+        row: dict[str, Any] = {
+            "number": number,
+            "epoch": round(done / max(1, self._policy.total_rows), 4),
+            "steps": int(progress["steps"]),
+            "rows": done,
+            "train_loss": self.outcome.train_loss,
+            **metrics,
+        }
+        self.outcome.history.append(row)
+        self._emit(
+            events.Evaluated(
+                number=number,
+                epoch=row["epoch"],
+                steps=row["steps"],
+                rows=done,
+                metrics=metrics,
+                validation_rows=rows,
+                best=best,
+            )
+        )
+        if stop is not None:
+            self.outcome.stopped_early = True
+            self.outcome.reason = stop
+        self._broadcast({"t": "verdict", "p": number, "best": best, "stop": stop, "metrics": metrics})
+
+    def _try_commit(self, name: str) -> None:
+        reports = self._saves[name]
+        needed = set(self.membership.members) & set(self.membership.seats)
+        parts = [p for r in reports.values() for p in r["parts"]]
+        if not needed <= set(reports) or not any(p["name"] == "joint" for p in parts):
+            return
+        self._saved.add(name)
+        if self._commit is None:
+            return
+        step = max(int(r["steps"]) for r in reports.values())
+        meta = {
+            "verdict": self._verdict.state(),
+            "history": self.outcome.history,
+            "train_loss": self.outcome.train_loss,
+            **self._meta(),
+        }
+        size_bytes = self._commit(name, step, parts, meta)
+        self.outcome.checkpoint = name
+        self._emit(events.CheckpointSaved(name=name, steps=step, size_bytes=size_bytes))
+
+    def _ask_to_stop(self, reason: str) -> None:
+        self._pending_stop = reason
+        self.outcome.reason = self.outcome.reason or reason
+        if self.membership.members:
+            first = self.membership.seats.get(self.membership.members[0])
+            if first is not None:
+                self._hub.send(first.worker, first.attempt, {"t": "stop", "why": reason, "save": True})
+
+    def ask_to_stop(self, reason: str) -> None:
+        """Ends the run early, as a callback may want."""
+        if self._pending_stop is None:
+            self.outcome.stopped_early = True
+            self._ask_to_stop(reason)
+
+    def _broadcast(self, header: Header) -> None:
+        for seat in self.membership.seats.values():
+            self._hub.send(seat.worker, seat.attempt, dict(header))
+
+    def _over(self) -> bool:
+        return bool(self._left) and set(self.membership.seats) <= self._left
+
+    # -- accounts ---------------------------------------------------------------------------------------------------
+
+    def _note_progress(self, worker: int, header: Header, now: float) -> None:
+        seat = self.membership.seats[worker]
+        self._last[worker] = {**header, "host": seat.host}
+        progress = header.get("progress") or {}
+        if not progress or now - self._emitted_at.get(worker, 0.0) < 1.0:
+            return
+        self._emitted_at[worker] = now
+        self._emit(
+            events.Progressed(
+                worker=worker,
+                attempt=seat.attempt,
+                steps=int(progress["steps"]),
+                rows=int(progress["rows"]),
+                epoch=int(progress["position"][0]),
+                loss=progress.get("loss"),
+                busy=float(progress["busy"]),
+                gap_s=float(progress["gap_s"]),
+                landed=int(header["landed"]),
+                bytes_sent=int(header["bytes"]),
+            )
+        )
+
+    def _keep_spent(self, worker: int, attempt: int) -> None:
+        """Adds a lost attempt's bytes to the books; its steps and rows are carried on by its successor."""
+        last = self._last.get(worker)
+        if last is not None:
+            self.outcome.bytes_sent += int(last.get("bytes", 0))
+            self._last[worker] = {**last, "bytes": 0}
+
+    def progress(self) -> dict[int, Header]:
+        """The last heartbeat of every worker."""
+        return self._last
+
+    def _summed(self) -> Outcome:
+        out = self.outcome
+        reports = list(self._last.values())
+        states = [r.get("progress") or {} for r in reports]
+        out.bytes_sent += sum(int(r.get("bytes", 0)) for r in reports)
+        out.refused += sum(int(r.get("refused", 0)) for r in reports) + int(getattr(self._hub, "refused", 0))
+        out.rounds = max((int(r.get("landed", 0)) for r in reports), default=0)
+        out.steps = max((int(s.get("steps", 0)) for s in states), default=0)
+        out.rows = sum(int(s.get("rows", 0)) for s in states)
+        out.epochs = out.rows / max(1, self._policy.total_rows)
+        shares = [float(s["busy"]) for s in states if s]
+        out.busy = sum(shares) / len(shares) if shares else 0.0
+        if self._trained_from is not None:
+            out.train_s = (self._trained_to or time.monotonic()) - self._trained_from
+        out.reason = out.reason or "all rows done"
+        return out
+
+    def _last_good(self) -> str:
+        if self.outcome.checkpoint is None:
+            return ". No checkpoint had been written; try a smaller learning rate or gradient clipping."
+        return (
+            f". The last good checkpoint is {self.outcome.checkpoint}: resume from it with a smaller learning "
+            "rate or gradient clipping."
+        )
+
+    def _emit(self, event: events.Event) -> None:
+        if self._emit_to(event) is True:
+            self.ask_to_stop("a callback asked for it")

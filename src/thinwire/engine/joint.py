@@ -1,0 +1,120 @@
+"""The joint model of one worker: merged from the same means on all of them, hence the same on all of them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.engine.schedule import Cut, Cuts
+from thinwire.parameters import Fragment
+from thinwire.strategies import Measured, Setting, Strategy
+
+
+def slice_state(state: Any, fragment: Fragment, size: int) -> Any:
+    """A state with its full-length tensors cut to a fragment (views); numbers stay."""
+    if not isinstance(state, tuple) or not state:
+        return state
+    return type(state)(*(fragment.of(v) if _full(v, size) else v for v in state))
+
+
+def write_state(state: Any, fragment: Fragment, size: int, piece: Any) -> Any:
+    """The state with a fragment's new values written into its tensors, and the new numbers."""
+    if not isinstance(state, tuple) or not state:
+        return piece if not isinstance(piece, tuple) else state
+    fresh = []
+    for whole, part in zip(state, piece, strict=True):
+        if _full(whole, size):
+            target = fragment.of(whole)
+            if target.data_ptr() != part.data_ptr() or target.shape != part.shape:
+                target.copy_(part)
+            fresh.append(whole)
+        else:
+            fresh.append(part)
+    return type(state)(*fresh)
+
+
+def _full(value: Any, size: int) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 1 and value.numel() == size
+
+
+class JointState:
+    """The joint state, the number of rounds merged into it, and the cuts those rounds follow.
+
+    Merged on the exchange thread, read and replaced on the main thread: every method takes the lock.
+    """
+
+    def __init__(self, strategy: Strategy, x: Tensor, workers: int) -> None:
+        self.strategy = strategy
+        self.size = x.numel()
+        self.lock = threading.RLock()
+        self.landed = 0
+        self.state, _ = strategy.open(x)
+        first = strategy.setting(Measured(self.size, workers, 0, None, None), None)
+        self.cuts = Cuts(Cut(self.size, first))
+
+    @property
+    def model(self) -> Tensor | None:
+        """The joint model x̃; None where the replica itself is the joint model."""
+        return getattr(self.state, "model", None)
+
+    def fragment(self, round: int) -> Fragment:
+        with self.lock:
+            return self.cuts.at(round).fragment(round)
+
+    def cycle(self) -> int:
+        """The cycle that the newest reply belongs to."""
+        with self.lock:
+            return self.cuts.at(self.landed).cycle(self.landed)
+
+    def contribution(self, fragment: Fragment, snapshot: Tensor) -> Tensor:
+        with self.lock:
+            return self.strategy.contribute(slice_state(self.state, fragment, self.size), snapshot)
+
+    def old_model(self, fragment: Fragment) -> Tensor | None:
+        """A copy of the joint model's fragment: the snapshot of a worker that did not contribute."""
+        with self.lock:
+            return None if self.model is None else fragment.of(self.model).clone()
+
+    def land(self, round: int, fragment: Fragment, mean: Tensor) -> Tensor:
+        """Merges a round's mean; returns the reply."""
+        with self.lock:
+            if round != self.landed:
+                raise AssertionError(f"round {round} lands out of order: {self.landed} is next")
+            cut = self.cuts.at(round)
+            piece = slice_state(self.state, fragment, self.size)
+            reply, merged = self.strategy.merge(piece, mean, cut.cycle(round), cut.setting)
+            self.state = write_state(self.state, fragment, self.size, merged)
+            self.landed = round + 1
+            return reply
+
+    def settle(self, mean: Tensor) -> None:
+        """Ends the run on the replicas' own mean: x̃ ← x̃ − mean displacement."""
+        with self.lock:
+            assert self.model is not None
+            self.model.sub_(mean)
+
+    def set_model(self, x: Tensor) -> None:
+        """The only worker's replica is the joint model."""
+        with self.lock:
+            if self.model is not None:
+                self.model.copy_(x)
+
+    def change(self, setting: dict[str, Any], since: int) -> None:
+        with self.lock:
+            self.cuts.change(Setting(**setting), since)
+
+    def tree(self) -> dict[str, Any]:
+        """Everything a worker that joins, or a checkpoint, needs of the joint state; a copy."""
+        with self.lock:
+            values = [v.clone() if isinstance(v, Tensor) else v for v in self.state]
+            return {"landed": self.landed, "state": values, "cuts": self.cuts.to_json()}
+
+    def load(self, tree: dict[str, Any]) -> None:
+        with self.lock:
+            fresh = [v.to(torch.float32) if isinstance(v, Tensor) else v for v in tree["state"]]
+            self.state = type(self.state)(*fresh)
+            self.landed = int(tree["landed"])
+            self.cuts = Cuts.from_json(tree["cuts"])

@@ -1,0 +1,90 @@
+"""A worker's own accounts: steps, rows, losses, time spent stepping, pauses between steps."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+
+class Odometer:
+    """Counts what a worker does; cheap enough for every step."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.rows = 0
+        self.position: tuple[int, int] = (0, 0)
+        """Epoch and batch that come next."""
+        self.step_s = 0.0
+        """Smoothed duration of a step."""
+        self._epoch_rows = 0
+        self._epoch_loss = 0.0
+        self._busy_s = 0.0
+        self._began: float | None = None
+        self._last_end: float | None = None
+        self._gap_s = 0.0
+        self._loss_sum = 0.0
+        self._loss_steps = 0
+        self._waited_s = 0.0
+
+    def begin_step(self) -> float:
+        now = time.perf_counter()
+        if self._began is None:
+            self._began = now
+        elif self._last_end is not None and now - self._last_end > self._gap_s:
+            self._gap_s = now - self._last_end
+        self._waited_s = 0.0
+        return now
+
+    def waited(self, seconds: float) -> None:
+        """Takes a wait inside a step (a barrier's) out of the time spent stepping."""
+        self._waited_s += seconds
+
+    def end_step(self, begun: float, rows: int, loss: float, following: tuple[int, int]) -> float:
+        """Books a step; returns the moment."""
+        now = time.perf_counter()
+        took = now - begun - self._waited_s
+        self._busy_s += took
+        self.step_s = took if not self.step_s else 0.9 * self.step_s + 0.1 * took
+        self.steps += 1
+        self.rows += rows
+        self._epoch_rows += rows
+        self._epoch_loss += loss * rows
+        self._loss_sum += loss
+        self._loss_steps += 1
+        self.position = following
+        self._last_end = now
+        return now
+
+    def end_epoch(self) -> tuple[int, float | None]:
+        """Rows and mean loss of the epoch that ended."""
+        rows, loss = self._epoch_rows, self._epoch_loss
+        self._epoch_rows, self._epoch_loss = 0, 0.0
+        return rows, loss / rows if rows else None
+
+    def report(self) -> dict[str, Any]:
+        """What a heartbeat says; starts the next stretch of losses and pauses."""
+        wall = (self._last_end or 0.0) - (self._began or 0.0)
+        found = {
+            "steps": self.steps,
+            "rows": self.rows,
+            "position": list(self.position),
+            "loss": self._loss_sum / self._loss_steps if self._loss_steps else None,
+            "busy": min(1.0, self._busy_s / wall) if wall > 0 else 0.0,
+            "gap_s": self._gap_s,
+        }
+        self._gap_s, self._loss_sum, self._loss_steps = 0.0, 0.0, 0
+        return found
+
+    def tree(self) -> dict[str, Any]:
+        return {
+            "steps": self.steps,
+            "rows": self.rows,
+            "position": list(self.position),
+            "epoch_rows": self._epoch_rows,
+            "epoch_loss": self._epoch_loss,
+        }
+
+    def load(self, tree: dict[str, Any]) -> None:
+        self.steps, self.rows = int(tree["steps"]), int(tree["rows"])
+        self.position = (int(tree["position"][0]), int(tree["position"][1]))
+        self._epoch_rows, self._epoch_loss = int(tree["epoch_rows"]), float(tree["epoch_loss"])

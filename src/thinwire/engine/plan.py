@@ -1,0 +1,39 @@
+"""What one worker is to do, as plain values that travel to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerPlan:
+    """A worker's orders.
+
+    Args:
+        worker: its number.
+        attempt: how many processes have had this number before.
+        total_rows: training rows over all workers, which make an epoch of the run.
+        epochs: passes over its shard; None with `steps`.
+        steps: optimizer steps at most.
+        evaluates: whether there are validation rows anywhere.
+        evaluate_every: steps of the first worker between evaluations; None evaluates once an epoch.
+        checkpoint_every: steps of the first worker between checkpoints; "auto" at epochs, not too often.
+        keeps_best: whether the best joint model is kept for the end.
+        codec: the exchange's own codec, for strategies that choose none.
+    """
+
+    worker: int
+    attempt: int
+    total_rows: int
+    epochs: int | None
+    steps: int | None
+    evaluates: bool
+    evaluate_every: int | None = None
+    checkpoint_every: int | Literal["auto"] | None = None
+    keeps_best: bool = False
+    codec: str = "float32"
+    join_s: float = 300.0
+    round_s: float = 300.0
+    finish_s: float = 86400.0
+    conclude_s: float = 600.0

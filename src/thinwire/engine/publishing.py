@@ -1,0 +1,320 @@
+"""Publishing the joint model: evaluating it, saving it, handing it back. All workers do it at the same round.
+
+The first worker decides when and says so in its note to a round; whoever lands that round holds the same joint model and
+publishes it. Buffers are averaged on the way. Under a barrier strategy workers wait for the verdict, so that a run goes the
+same way each time; otherwise they go on stepping.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from thinwire.engine.signals import Landed
+
+if TYPE_CHECKING:
+    from thinwire.engine.worker import Worker
+
+RESULT_CHUNK_BYTES = 4 << 20
+AUTO_SAVE_S = 15.0
+RECALIBRATION_BATCHES = 16
+FINAL = "final"
+
+
+class _Publication(NamedTuple):
+    number: int
+    model: Tensor
+    joint: dict[str, Any] | None
+    save: str | None
+    own: dict[str, Any] | None
+    evaluate: bool
+
+
+class Publisher:
+    """One worker's part in publications."""
+
+    def __init__(self, worker: Worker, save_part: Callable[[str, str, object], Any] | None) -> None:
+        self._worker, self._save_part = worker, save_part
+        self.number = 0
+        """Publications seen so far."""
+        self.asked_to_stop: str | None = None
+        self._pending: list[_Publication] = []
+        self._deferred: list[Landed] = []
+        self._epochs_done = 0
+        self._evaluated_steps = 0
+        self._saved_steps = 0
+        self._saved_at = time.monotonic()
+        self._announced_stop = False
+        self._models: dict[int, dict[str, Tensor]] = {}
+        self._best: dict[str, Tensor] | None = None
+        self._io = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writes: list[Future[None]] = []
+
+    # -- deciding (first worker) ------------------------------------------------------------------------------------
+
+    def note(self, round: int) -> dict[str, Any]:
+        """What the first worker says in its note to a round."""
+        evaluate, save = self._due()
+        stop = self.asked_to_stop is not None and not self._announced_stop
+        if stop:
+            self._announced_stop = True
+            evaluate, save = False, self._worker.plan.checkpoint_every is not None
+        if not (evaluate or save or stop):
+            return {}
+        note: dict[str, Any] = {"publish": self.number + 1, "evaluate": evaluate}
+        if save:
+            note["save"] = self._name(self.number + 1)
+        if stop:
+            note["stop"] = self.asked_to_stop
+        return note
+
+    def _due(self) -> tuple[bool, bool]:
+        worker, plan = self._worker, self._worker.plan
+        worker.totals[plan.worker] = worker.meter.rows
+        epochs = sum(worker.totals.values()) // max(1, plan.total_rows)
+        steps = worker.meter.steps
+        new_epoch = epochs > self._epochs_done
+        if new_epoch:
+            self._epochs_done = epochs
+        last = plan.epochs is not None and epochs >= plan.epochs
+        if plan.evaluate_every is None:
+            evaluate = plan.evaluates and new_epoch and not last
+        else:
+            evaluate = plan.evaluates and steps - self._evaluated_steps >= plan.evaluate_every
+        if evaluate:
+            self._evaluated_steps = steps
+        save = False
+        if isinstance(plan.checkpoint_every, int):
+            save = steps - self._saved_steps >= plan.checkpoint_every
+        elif plan.checkpoint_every == "auto":
+            save = new_epoch and not last and time.monotonic() - self._saved_at >= AUTO_SAVE_S
+        if save:
+            self._saved_steps, self._saved_at = steps, time.monotonic()
+        return evaluate, save
+
+    def _name(self, number: int) -> str:
+        return f"{number:06d}-step-{self._worker.meter.steps}"
+
+    # -- seeing -----------------------------------------------------------------------------------------------------
+
+    def see(self, landed: Landed) -> None:
+        """Takes up what a round's notes ask for."""
+        if not any("publish" in note for note in landed.notes.values()):
+            return
+        if self._worker.strategy.subject == "gradients" and self._worker.meter.steps:
+            self._deferred.append(landed)  # in the middle of a step: its update comes first
+        else:
+            self._take_up(landed)
+
+    def publish_deferred(self) -> None:
+        deferred, self._deferred = self._deferred, []
+        for landed in deferred:
+            self._take_up(landed)
+
+    def _take_up(self, landed: Landed) -> None:
+        notes = [n for n in landed.notes.values() if "publish" in n]
+        note = max(notes, key=lambda n: int(n["publish"]))
+        model = landed.model if landed.model is not None else self._vector()
+        if "stop" in note:
+            self._worker.stop()
+        self._publish(int(note["publish"]), model, landed.joint, note.get("save"), bool(note.get("evaluate")))
+
+    def publish_alone(self) -> None:
+        """The only worker publishes when it is due, with no round to wait for."""
+        evaluate, save = self._due()
+        stop = self.asked_to_stop is not None
+        if stop:
+            self._worker.stop()
+            save = self._worker.plan.checkpoint_every is not None
+        if evaluate or save:
+            number = self.number + 1
+            name = self._name(number) if save else None
+            model = self._vector()
+            self._worker.joint.set_model(model)
+            self._publish(number, model, self._worker.joint.tree() if save else None, name, evaluate)
+
+    def _vector(self) -> Tensor:
+        found: Tensor = self._worker.replica.vector.detach().to("cpu", copy=True)
+        return found
+
+    def _publish(
+        self, number: int, model: Tensor, joint: dict[str, Any] | None, save: str | None, evaluate: bool
+    ) -> None:
+        worker = self._worker
+        self.number = max(self.number, number)
+        if save is not None:
+            worker.replica.check()
+        own = worker.tree() if save is not None else None
+        self._pending.append(_Publication(number, model, joint, save, own, evaluate))
+        self._average_buffers(f"buffers:{number}")
+        self.resume()
+        if worker.strategy.timing == "barrier" and evaluate:
+            waiting = f"the verdict on evaluation {number}"
+            worker.wait(lambda: number in worker.verdicts, waiting, worker.plan.conclude_s)
+
+    def _average_buffers(self, key: str) -> None:
+        worker = self._worker
+        buffers = worker.replica.buffers
+        if buffers.size and not worker.alone and key not in worker.averaged:
+            worker.exchange.average(key, buffers.vector(), 1.0, {"counts": buffers.counts()})
+
+    def _buffers(self, key: str) -> dict[str, Tensor] | None:
+        """The joint buffers, or None while they are on their way."""
+        worker = self._worker
+        buffers = worker.replica.buffers
+        if not buffers.size or worker.alone:
+            found: dict[str, Tensor] = buffers.named(buffers.vector(), buffers.counts())
+            return found
+        averaged = worker.averaged.get(key)
+        if averaged is None:
+            return None
+        counted = [n["counts"] for n in averaged.notes.values() if "counts" in n]
+        counts = [max(column) for column in zip(*counted, strict=True)]
+        joint: dict[str, Tensor] = buffers.named(averaged.mean, counts or buffers.counts())
+        return joint
+
+    def resume(self) -> None:
+        """Finishes publications whose buffers have come."""
+        while self._pending:
+            buffers = self._buffers(f"buffers:{self._pending[0].number}")
+            if buffers is None:
+                return
+            self._finish(self._pending.pop(0), buffers)
+
+    def _finish(self, publication: _Publication, buffers: dict[str, Tensor]) -> None:
+        worker = self._worker
+        worker.averaged.pop(f"buffers:{publication.number}", None)
+        if publication.evaluate:
+            self._evaluate(publication.number, publication.model, buffers)
+            if worker.plan.keeps_best:
+                self._models[publication.number] = worker.replica.state_of(publication.model, buffers)
+        if publication.save is not None:
+            self._save(publication, buffers)
+
+    def _evaluate(self, number: int, model: Tensor, buffers: dict[str, Tensor]) -> None:
+        worker = self._worker
+        sums, weights, rows = worker.replica.evaluate(worker.batches.validation(), model, buffers)
+        meter = worker.meter
+        worker.say("evaluated", p=number, sums=sums, weights=weights, rows=rows, steps=meter.steps, done=meter.rows)
+
+    def judged(self, verdict: dict[str, Any]) -> None:
+        """Keeps the model that was found best, drops the others."""
+        self._worker.replica.end_evaluation(dict(verdict["metrics"]))
+        state = self._models.pop(int(verdict["p"]), None)
+        if verdict["best"] and state is not None:
+            self._best = state
+
+    # -- saving -----------------------------------------------------------------------------------------------------
+
+    def _save(self, publication: _Publication, buffers: dict[str, Tensor]) -> None:
+        worker, name = self._worker, publication.save
+        if self._save_part is None or name is None:
+            return
+        trees: dict[str, object] = {f"worker-{worker.plan.worker}": publication.own}
+        if worker.lead:
+            joint: dict[str, Any] = {
+                "joint": publication.joint,
+                "model": worker.replica.state_of(publication.model, buffers),
+                "publisher": self.tree(),
+            }
+            if worker.strategy.subject == "gradients":
+                joint["replica"] = worker.replica.shared()
+            trees["joint"] = joint
+        steps = worker.meter.steps
+
+        def write() -> None:
+            assert self._save_part is not None
+            parts = []
+            for part, tree in trees.items():
+                written = self._save_part(name, part, tree)
+                parts.append({"name": part, "size_bytes": written.size_bytes, "digest": written.digest})
+            worker.say("saved", name=name, parts=parts, steps=steps)
+
+        self._writes = [w for w in self._writes if not w.done() or w.result()]
+        self._writes.append(self._io.submit(write))
+
+    def tree(self) -> dict[str, Any]:
+        return {
+            "number": self.number,
+            "epochs_done": self._epochs_done,
+            "evaluated_steps": self._evaluated_steps,
+            "saved_steps": self._saved_steps,
+        }
+
+    def load(self, tree: dict[str, Any]) -> None:
+        self.number, self._epochs_done = int(tree["number"]), int(tree["epochs_done"])
+        self._evaluated_steps, self._saved_steps = int(tree["evaluated_steps"]), int(tree["saved_steps"])
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def conclude(self) -> None:
+        """The last publication: the final model is agreed on, evaluated, saved, and the first worker hands it back."""
+        worker, plan = self._worker, self._worker.plan
+        worker.wait(lambda: not self._pending, "the last publications", plan.conclude_s)
+        model = self._final_model()
+        if worker.strategy.ends_in_mean and not worker.alone:
+            position = (worker.meter.position[0] + 1, 0)
+            sample = islice(worker.batches.training(position, None), RECALIBRATION_BATCHES)
+            worker.replica.recalibrate(sample, model)
+        key = f"buffers:{FINAL}"
+        self._average_buffers(key)
+        worker.wait(lambda: self._buffers(key) is not None, "the final buffers", plan.conclude_s)
+        buffers = self._buffers(key)
+        assert buffers is not None
+        number = self.number + 1
+        if plan.evaluates:
+            self._evaluate(number, model, buffers)
+            if plan.keeps_best:
+                self._models[number] = worker.replica.state_of(model, buffers)
+            worker.wait(lambda: number in worker.verdicts, "the final verdict", plan.conclude_s)
+        self.number = number
+        if plan.checkpoint_every is not None:
+            own = worker.tree()
+            self._save(_Publication(number, model, worker.joint.tree(), self._name(number), own, False), buffers)
+        for write in self._writes:
+            write.result(timeout=plan.conclude_s)
+        self._io.shutdown()
+        self._hand_back(self._best if self._best is not None else worker.replica.state_of(model, buffers))
+
+    def _final_model(self) -> Tensor:
+        worker = self._worker
+        if worker.alone:
+            model = self._vector()
+            worker.joint.set_model(model)
+            return model
+        joint = worker.joint.model
+        if joint is None:
+            return self._vector()
+        if worker.strategy.ends_in_mean:
+            key = f"mean:{FINAL}"
+            with torch.no_grad():
+                own = joint - self._vector()
+            worker.exchange.average(key, own, 1.0, {})
+            worker.wait(lambda: key in worker.averaged, "the final mean", worker.plan.conclude_s)
+            worker.joint.settle(worker.averaged[key].mean)
+        return joint.clone()
+
+    def _hand_back(self, state: dict[str, Tensor]) -> None:
+        worker = self._worker
+        sent = False
+        while "done" not in worker.told:
+            if worker.lead and not sent:
+                sent = True
+                data = worker.exchange.encode(state)
+                count = max(1, -(-len(data) // RESULT_CHUNK_BYTES))
+                for index in range(count):
+                    piece = data[index * RESULT_CHUNK_BYTES : (index + 1) * RESULT_CHUNK_BYTES]
+                    header = {"t": "result", "a": worker.plan.attempt, "i": index, "n": count}
+                    worker.exchange.report(header, memoryview(piece))
+            lead = worker.lead
+            worker.wait(
+                lambda was=lead: "done" in worker.told or worker.lead != was,  # type: ignore[misc]
+                "the run to end",
+                worker.plan.conclude_s,
+            )

@@ -1,0 +1,80 @@
+"""What the exchange thread tells the main thread, to be acted on between two steps."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from thinwire.engine.ports import Header
+from thinwire.parameters import Fragment
+
+
+class Formed(NamedTuple):
+    """A generation has begun."""
+
+    generation: int
+    members: tuple[int, ...]
+    lead: bool
+    needs_state: bool
+    """Whether the joint state is still on its way to this worker."""
+    position: tuple[int, int] | None
+    """Where a predecessor left off, for a worker that takes its place."""
+    steps: int
+    totals: dict[int, int]
+    """Rows done by every worker of the run as the coordinator knows them."""
+
+
+class Landed(NamedTuple):
+    """A round was merged; its reply is to be adopted."""
+
+    round: int
+    fragment: Fragment
+    reply: Tensor
+    snapshot: Tensor | None
+    """The old joint model, where this worker did not contribute."""
+    notes: dict[int, dict[str, Any]]
+    model: Tensor | None
+    """A copy of the whole joint model as of this round, when it is to be published."""
+    joint: dict[str, Any] | None
+    """The whole joint state as of this round, when it is to be saved."""
+    seconds: float
+    size_bytes: int
+
+
+class Averaged(NamedTuple):
+    """A one-off mean has come."""
+
+    key: str
+    mean: Tensor
+    notes: dict[int, dict[str, Any]]
+
+
+class Caught(NamedTuple):
+    """The joint state has arrived from a peer."""
+
+    tree: dict[str, Any]
+    old_model: Tensor | None
+    contributed: list[tuple[Fragment, int]]
+    """Fragments and rounds of contributions whose rounds others had already landed."""
+
+
+class Asked(NamedTuple):
+    """A peer needs the joint state."""
+
+    peer: int
+
+
+class Told(NamedTuple):
+    """The coordinator says something."""
+
+    header: Header
+
+
+class Broken(NamedTuple):
+    """The exchange cannot go on."""
+
+    error: Exception
+
+
+Signal = Formed | Landed | Averaged | Caught | Asked | Told | Broken

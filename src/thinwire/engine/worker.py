@@ -1,0 +1,445 @@
+"""One worker's loop: steps, and between two steps whatever the exchange has brought.
+
+Stepping waits for an exchange only under a barrier strategy. Everything else, replies, new members, requests for the
+joint state, evaluations, is taken up between two steps, in the order in which the exchange thread saw it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.engine.joint import JointState, slice_state, write_state
+from thinwire.engine.odometer import Odometer
+from thinwire.engine.plan import WorkerPlan
+from thinwire.engine.ports import Batches
+from thinwire.engine.publishing import Publisher
+from thinwire.engine.signals import Asked, Averaged, Broken, Caught, Formed, Landed, Signal, Told
+from thinwire.errors import TimedOutError
+from thinwire.parameters import Fragment
+from thinwire.rules.period import Link, fit_link
+from thinwire.strategies import Measured, Progress, Share
+
+REPORT_S = 0.25
+LINK_SAMPLES = 64
+
+
+class LeftError(Exception):
+    """The coordinator told this worker to leave: its place was given to another."""
+
+
+class Worker:
+    """Runs one worker from joining to the end of the run."""
+
+    def __init__(
+        self,
+        plan: WorkerPlan,
+        replica: Any,
+        batches: Batches,
+        exchange: Any,
+        joint: JointState,
+        save_part: Callable[[str, str, object], Any] | None,
+    ) -> None:
+        self.plan, self.replica, self.batches = plan, replica, batches
+        self.exchange, self.joint, self.strategy = exchange, joint, joint.strategy
+        self.meter = Odometer()
+        self.state = self.strategy.open(replica.vector)[1]
+        self.members: tuple[int, ...] = ()
+        self.lead = False
+        self.generation = 0
+        self.totals: dict[int, int] = {}
+        self.averaged: dict[str, Averaged] = {}
+        self.verdicts: dict[int, dict[str, Any]] = {}
+        self.told: set[str] = set()
+        self.publisher = Publisher(self, save_part)
+        self._gradients = self.strategy.subject == "gradients"
+        self._barrier = self.strategy.timing == "barrier"
+        self._snapshots: dict[int, tuple[Fragment, Tensor | None]] = {}
+        self._mean_gradient: Tensor | None = None
+        self._shares: dict[Fragment, tuple[int, int]] = {}
+        self._since = (0, time.monotonic(), 0.0)
+        self._needs_state = False
+        self._stopping = False
+        self._loss_total = 0.0
+        self._reported = 0.0
+        self._samples: list[tuple[float, float]] = []
+        self._resumed = False
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is nobody to exchange with: the replica is the joint model then."""
+        return len(self.members) < 2
+
+    # -- the run ----------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Trains until the shard's epochs are done or the run is stopped, then sees the run to its end."""
+        self.exchange.start(self.replica.parameters.digest())
+        self._wait(lambda: bool(self.members) and not self._needs_state, "a generation to form", self.plan.join_s)
+        self._since = (self.meter.steps, time.monotonic(), 0.0)
+        if self._goes_on():
+            self._consider_round()
+        for batch in self.batches.training(self.meter.position, self.plan.epochs):
+            if not self.exchange.quiet:
+                self._take_signals(0.0)
+            if not self._goes_on():
+                break
+            self._step(batch)
+        self._finish()
+
+    def _goes_on(self) -> bool:
+        limit = self.plan.steps
+        return not self._stopping and (limit is None or self.meter.steps < limit)
+
+    def _step(self, batch: Any) -> None:
+        begun = self.meter.begin_step()
+        together = not self.alone
+        x = self.replica.vector
+        if together:
+            with torch.no_grad():
+                self.strategy.before_step(self.state, x, self.joint.cycle())
+        loss = self.replica.gradient(batch)
+        if together:
+            with torch.no_grad():
+                term = self.strategy.gradient_term(self.state, x, self.joint.cycle())
+                if term is not None:
+                    self.replica.parameters.add_to_gradients(term)
+            if self._gradients:
+                self._average_gradient(batch.num_rows)
+        self.replica.update()
+        self._loss_total += loss
+        position = batch.position
+        following = (position[0], position[1] + 1)
+        ended = following[1] >= self.batches.batches_per_epoch
+        if ended:
+            following = (position[0] + 1, 0)
+        now = self.meter.end_step(begun, batch.num_rows, loss, following)
+        if ended:
+            self._end_epoch(position[0])
+        if now - self._reported > REPORT_S:
+            self._report(now)
+        self._consider_round()
+
+    def _end_epoch(self, epoch: int) -> None:
+        rows, loss = self.meter.end_epoch()
+        self.replica.end_epoch()
+        self.say("epoch", epoch=epoch, rows=rows, loss=loss)
+
+    def _report(self, now: float) -> None:
+        self._reported = now
+        self.exchange.progress(self.meter.report() | {"note": self._account()})
+
+    def say(self, kind: str, /, **fields: Any) -> None:
+        """Tells the coordinator something."""
+        self.exchange.report({"t": kind, "a": self.plan.attempt, **fields})
+
+    def event(self, kind: str, /, **fields: Any) -> None:
+        """Puts an event into the run's log."""
+        self.say("event", kind=kind, fields=fields)
+
+    # -- rounds -----------------------------------------------------------------------------------------------------
+
+    def _consider_round(self) -> None:
+        if self.alone:
+            self.publisher.publish_alone()
+            return
+        if self._gradients:
+            self.publisher.publish_deferred()
+            return
+        if self._needs_state or len(self._snapshots) >= self.strategy.in_flight or not self._goes_on():
+            return
+        if self.strategy.due(self._progress()):
+            self._launch(self.replica.vector)
+
+    def _progress(self) -> Progress:
+        steps, since, loss = self._since
+        return Progress(
+            round=self.exchange.next_round,
+            steps=self.meter.steps,
+            steps_since=self.meter.steps - steps,
+            seconds_since=time.monotonic() - since,
+            loss_since=self._loss_total - loss,
+            lead=self.lead,
+        )
+
+    def _launch(self, values: Tensor) -> None:
+        round, fragment = self.exchange.claim()
+        steps, rows = self._shares.get(fragment, (0, 0))
+        share = Share(round, self.meter.steps - steps, self.meter.rows - rows, self.lead)
+        self._shares[fragment] = (self.meter.steps, self.meter.rows)
+        worked = share.steps > 0
+        snapshot = fragment.of(values).detach().to("cpu", copy=True) if worked else None
+        self._send_off(round, fragment, snapshot, self.strategy.weight(share) if worked else 0.0)
+        self._since = (self.meter.steps, time.monotonic(), self._loss_total)
+        if self._barrier:
+            self._await_round(round)
+
+    def _average_gradient(self, rows: int) -> None:
+        round, fragment = self.exchange.claim()
+        gradient = torch.empty_like(self.replica.vector)
+        self.replica.parameters.gather_gradients(gradient)
+        share = Share(round, 1, rows, self.lead)
+        self._send_off(round, fragment, gradient.cpu(), self.strategy.weight(share))
+        self._await_round(round)
+        if self._mean_gradient is not None:
+            self.replica.parameters.scatter_gradients(self._mean_gradient.to(self.replica.vector.device))
+            self._mean_gradient = None
+
+    def _send_off(self, round: int, fragment: Fragment, snapshot: Tensor | None, weight: float) -> None:
+        self._snapshots[round] = (fragment, snapshot)
+        note = self._account()
+        if self.lead:
+            note |= self.publisher.note(round) | self._setting_note(round)
+        self.exchange.launch(round, fragment, snapshot, weight, note)
+
+    def _account(self) -> dict[str, Any]:
+        return {"rows": self.meter.rows}
+
+    def _await_round(self, round: int) -> None:
+        began = time.perf_counter()
+        self._wait(lambda: round not in self._snapshots, f"round {round}", self.plan.round_s)
+        self.meter.waited(time.perf_counter() - began)
+
+    def _setting_note(self, round: int) -> dict[str, Any]:
+        """A new setting, when the strategy sees from what was measured that another would fit better."""
+        if self._samples and (round < 16 or round % 16 == 0):
+            current = self.joint.cuts.newest
+            link = self._link()
+            measured = Measured(self.joint.size, len(self.members), round, link, self.meter.step_s or None)
+            chosen = self.strategy.setting(measured, current.setting)
+            since = round + self.strategy.in_flight
+            if chosen != current.setting and since > current.since:
+                setting = dataclasses.asdict(chosen)
+                self.event(
+                    "setting_changed",
+                    since=since,
+                    setting=setting,
+                    latency_s=link.latency_s,
+                    bytes_per_s=link.bytes_per_s if link.bytes_per_s < 1e15 else None,
+                    step_s=self.meter.step_s,
+                )
+                return {"setting": setting, "since": since}
+        return {}
+
+    def _link(self) -> Link:
+        return fit_link([s for s, _ in self._samples], [t for _, t in self._samples])
+
+    # -- signals ----------------------------------------------------------------------------------------------------
+
+    def _wait(self, until: Callable[[], bool], what: str, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not until():
+            self._take_signals(0.1)
+            if time.monotonic() - self._reported > REPORT_S:
+                self._report(time.monotonic())
+            if time.monotonic() > deadline:
+                raise TimedOutError(
+                    f"worker {self.plan.worker} waited {timeout_s:.0f} s for {what} with workers "
+                    f"{list(self.members)}; look for a worker that hangs, or raise the deadline"
+                )
+
+    wait = _wait
+
+    def _take_signals(self, timeout_s: float) -> None:
+        for signal in self.exchange.signals(timeout_s):
+            self._take(signal)
+
+    def _take(self, signal: Signal) -> None:
+        if isinstance(signal, Landed):
+            self._land(signal)
+        elif isinstance(signal, Formed):
+            self._form(signal)
+        elif isinstance(signal, Averaged):
+            self.averaged[signal.key] = signal
+            self.publisher.resume()
+        elif isinstance(signal, Caught):
+            self._catch_up(signal)
+        elif isinstance(signal, Asked):
+            self._donate(signal.peer)
+        elif isinstance(signal, Told):
+            self._hear(signal.header)
+        elif isinstance(signal, Broken):
+            raise signal.error
+
+    def _land(self, landed: Landed) -> None:
+        fragment, snapshot = self._snapshots.pop(landed.round, (landed.fragment, None))
+        base = landed.snapshot if landed.snapshot is not None else snapshot
+        if landed.size_bytes:
+            self._samples = [*self._samples[-LINK_SAMPLES + 1 :], (landed.size_bytes, landed.seconds)]
+        if self._gradients:
+            self._mean_gradient = landed.reply
+            if snapshot is None:  # the rows here are done, the others' are not: their steps are taken here too
+                self.replica.parameters.scatter_gradients(landed.reply.to(self.replica.vector.device))
+                self._mean_gradient = None
+                self.replica.update()
+        elif base is not None:
+            self._adopt(fragment, base, landed.reply)
+        for worker, note in landed.notes.items():
+            self.totals[worker] = max(self.totals.get(worker, 0), int(note.get("rows", 0)))
+        if self.lead and (landed.round < 32 or landed.round % 16 == 0):
+            self._log_round(landed)
+        self.publisher.see(landed)
+
+    def _adopt(self, fragment: Fragment, base: Tensor, reply: Tensor) -> None:
+        x, size = self.replica.vector, self.joint.size
+        with torch.no_grad():
+            piece = slice_state(self.state, fragment, size)
+            value, adopted = self.strategy.adopt(piece, fragment.of(x), base.to(x.device), reply.to(x.device))
+            if value.data_ptr() != fragment.of(x).data_ptr():
+                fragment.of(x).copy_(value)
+            self.state = write_state(self.state, fragment, size, adopted)
+
+    def _log_round(self, landed: Landed) -> None:
+        setting = self.joint.cuts.at(landed.round).setting
+        self.event(
+            "round_landed",
+            round=landed.round,
+            fragments=setting.fragments,
+            codec=setting.codec or self.plan.codec,
+            seconds=landed.seconds,
+            size_bytes=landed.size_bytes,
+            contributors=sorted(landed.notes),
+        )
+
+    def _form(self, formed: Formed) -> None:
+        was_alone = self.alone and bool(self.members)
+        self.members, self.lead, self.generation = formed.members, formed.lead, formed.generation
+        self._needs_state = formed.needs_state
+        for worker, rows in formed.totals.items():
+            self.totals[worker] = max(self.totals.get(worker, 0), rows)
+        if was_alone and not self.alone:
+            self.joint.set_model(self.replica.vector.detach().cpu())
+        if formed.position is not None and self.meter.steps == 0:
+            self.meter.position = formed.position
+            self.meter.steps = self.replica.steps = formed.steps
+            self.meter.rows = formed.totals.get(self.plan.worker, 0)
+        self._report(time.monotonic())
+        self.publisher.resume()
+
+    def _catch_up(self, caught: Caught) -> None:
+        """Takes the joint state over: a newcomer starts from it, a worker that fell behind keeps its own steps."""
+        tree = caught.tree
+        self._needs_state = False
+        x = self.replica.vector
+        snapshots = {r: self._snapshots.pop(r, None) for _, r in caught.contributed}
+        with torch.no_grad():
+            if self._gradients:
+                self.replica.load_shared(tree["replica"])
+            elif self.meter.steps == 0 or caught.old_model is None or self._newcomer(tree):
+                x.copy_(self.joint.model)
+                self.state = self.strategy.open(x)[1]
+                self.replica.buffers.load(tree["buffers"], tree["counts"])
+            else:
+                base = caught.old_model
+                for fragment, round in caught.contributed:
+                    kept = snapshots.get(round)
+                    if kept is not None and kept[1] is not None:
+                        fragment.of(base).copy_(kept[1])
+                assert self.joint.model is not None
+                self._adopt(Fragment(0, self.joint.size), base, self.joint.model)
+        self.publisher.number = max(self.publisher.number, int(tree["published"]))
+        self._caught_once = True
+        self.event(
+            "rejoined",
+            worker=self.plan.worker,
+            attempt=self.plan.attempt,
+            generation=self.generation,
+            landed=int(tree["joint"]["landed"]),
+            digest=self.replica.parameters.digest(),
+        )
+
+    def _newcomer(self, tree: dict[str, Any]) -> bool:
+        return self.plan.attempt > 0 and not getattr(self, "_caught_once", False)
+
+    def _donate(self, peer: int) -> None:
+        if self.alone:
+            self.joint.set_model(self.replica.vector.detach().cpu())
+        tree: dict[str, Any] = {
+            "joint": self.joint.tree(),
+            "buffers": self.replica.buffers.vector(),
+            "counts": self.replica.buffers.counts(),
+            "published": self.publisher.number,
+        }
+        if self._gradients:
+            tree["replica"] = self.replica.shared()
+        self.exchange.donate(peer, tree)
+
+    def _hear(self, header: dict[str, Any]) -> None:
+        kind = header["t"]
+        if kind == "verdict":
+            self.verdicts[int(header["p"])] = header
+            self.publisher.judged(header)
+            if header["stop"]:
+                self._stopping = True
+        elif kind == "stop":
+            self.publisher.asked_to_stop = str(header["why"])
+        elif kind == "leave":
+            raise LeftError(str(header["why"]))
+        else:
+            self.told.add(kind)
+
+    def stop(self) -> None:
+        """Makes this worker's next step its last."""
+        self._stopping = True
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        self.replica.check()
+        self._wait(lambda: not self._snapshots, "its last rounds", self.plan.round_s)
+        self._account_for()
+        self.exchange.follow(True)
+        self.say("finished")
+        self._wait(lambda: "conclude" in self.told, "the other workers to finish", self.plan.finish_s)
+        self.publisher.conclude()
+        self._account_for()
+        self.say("bye")
+
+    def _account_for(self) -> None:
+        self._report(time.monotonic())
+        self.exchange.flush()
+
+    # -- checkpoints ------------------------------------------------------------------------------------------------
+
+    def tree(self) -> dict[str, Any]:
+        """Everything of this worker that a checkpoint holds."""
+        return {
+            "replica": self.replica.tree(),
+            "worker": [v.detach().cpu().clone() if isinstance(v, Tensor) else v for v in self.state],
+            "meter": self.meter.tree(),
+            "residuals": self.exchange.residuals(),
+            "shares": [[f.start, f.stop, s, r] for f, (s, r) in self._shares.items()],
+            "since_steps": self._since[0],
+            "totals": {str(k): v for k, v in self.totals.items()},
+            "publisher": self.publisher.tree(),
+        }
+
+    def load(self, joint: dict[str, Any], own: dict[str, Any] | None) -> None:
+        """Goes on from a checkpoint; without a part of its own a worker starts from the joint model."""
+        self.joint.load(joint["joint"])
+        if own is None:
+            if self._gradients:
+                self.replica.load_shared(joint["replica"])
+            else:
+                assert self.joint.model is not None
+                with torch.no_grad():
+                    self.replica.vector.copy_(self.joint.model)
+                self.state = self.strategy.open(self.replica.vector)[1]
+            self.publisher.load(joint["publisher"])
+            return
+        self.replica.load(own["replica"])
+        device = self.replica.vector.device
+        fresh = [v.to(device) if isinstance(v, Tensor) else v for v in own["worker"]]
+        self.state = type(self.state)(*fresh)
+        self.meter.load(own["meter"])
+        self.exchange.restore_residuals(own["residuals"])
+        self._shares = {Fragment(a, b): (s, r) for a, b, s, r in own["shares"]}
+        self._since = (int(own["since_steps"]), time.monotonic(), 0.0)
+        self.totals = {int(k): int(v) for k, v in own["totals"].items()}
+        self.publisher.load(own["publisher"])
+        self._resumed = True

@@ -1,0 +1,160 @@
+"""Everything that happens in a run, as frozen dataclasses; one line of JSON each in `events.jsonl`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Base of all events; `time` is seconds since 1970 on the driver's clock."""
+
+    kind: ClassVar[str] = "event"
+    time: float = field(default_factory=time.time)
+
+    def to_json(self) -> str:
+        """One line: the kind, the time, then the event's own fields."""
+        return json.dumps({"kind": self.kind, **dataclasses.asdict(self)}, default=str)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStarted(Event):
+    kind: ClassVar[str] = "run_started"
+    strategy: str
+    knobs: dict[str, Any]
+    workers: int
+    rows: int
+    validation_rows: int
+    parameters: int
+    seed: int
+    resumed_from: str | None = None
+    version: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerJoined(Event):
+    kind: ClassVar[str] = "worker_joined"
+    worker: int
+    attempt: int
+    host: str
+    pid: int
+    rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerLost(Event):
+    kind: ClassVar[str] = "worker_lost"
+    worker: int
+    attempt: int
+    host: str
+    reason: str
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationFormed(Event):
+    kind: ClassVar[str] = "generation_formed"
+    generation: int
+    members: tuple[int, ...]
+    reference: int
+    landed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejoined(Event):
+    """A worker took the joint state over from a peer; `digest` is of the model it starts from."""
+
+    kind: ClassVar[str] = "rejoined"
+    worker: int
+    attempt: int
+    generation: int
+    landed: int
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progressed(Event):
+    kind: ClassVar[str] = "progressed"
+    worker: int
+    attempt: int
+    steps: int
+    rows: int
+    epoch: int
+    loss: float | None
+    busy: float
+    gap_s: float
+    """Longest pause between two steps since the last such event."""
+    landed: int
+    bytes_sent: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochEnded(Event):
+    kind: ClassVar[str] = "epoch_ended"
+    worker: int
+    attempt: int
+    epoch: int
+    rows: int
+    loss: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundLanded(Event):
+    kind: ClassVar[str] = "round_landed"
+    round: int
+    fragments: int
+    codec: str
+    seconds: float
+    size_bytes: int
+    contributors: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingChanged(Event):
+    kind: ClassVar[str] = "setting_changed"
+    since: int
+    setting: dict[str, Any]
+    latency_s: float | None
+    bytes_per_s: float | None
+    step_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated(Event):
+    kind: ClassVar[str] = "evaluated"
+    number: int
+    epoch: float
+    steps: int
+    rows: int
+    metrics: dict[str, float]
+    validation_rows: int
+    best: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSaved(Event):
+    kind: ClassVar[str] = "checkpoint_saved"
+    name: str
+    steps: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerFailed(Event):
+    kind: ClassVar[str] = "worker_failed"
+    worker: int
+    attempt: int
+    host: str
+    error: str
+    traceback: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEnded(Event):
+    kind: ClassVar[str] = "run_ended"
+    reason: str
+    summary: dict[str, Any]

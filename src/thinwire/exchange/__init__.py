@@ -1,0 +1,1 @@
+"""How the bytes move: the mesh's rounds, and the links that carry them."""

@@ -1,0 +1,167 @@
+"""What travels to a worker, and what a worker does with it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from thinwire.checkpoint import CheckpointStore, decode, encode
+from thinwire.data import Batch, Loader, Position, Sampler, Shard, ShardFiles
+from thinwire.engine.joint import JointState
+from thinwire.engine.plan import WorkerPlan
+from thinwire.engine.ports import COORDINATOR
+from thinwire.engine.worker import LeftError, Worker
+from thinwire.errors import CheckpointError
+from thinwire.exchange.peer import MeshPeer, Seat, Trees
+from thinwire.exchange.wire import Keys, ZmqLink
+from thinwire.replicas import TorchReplica, TrainSpec
+from thinwire.strategies import Strategy
+
+Transform = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Which columns of the data are what."""
+
+    inputs: tuple[str, ...]
+    label: str | None
+    weight: str | None
+    transform: Transform | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Everything a worker needs; plain values, and the user's own model, loss and transform."""
+
+    model: nn.Module | Callable[[], nn.Module]
+    spec: TrainSpec
+    strategy: Strategy
+    plan: WorkerPlan
+    """With worker 0, attempt 0 filled in; each worker puts its own."""
+    workers: int
+    shards: tuple[ShardFiles, ...]
+    columns: Columns
+    batch_size: int
+    keys: Keys
+    coordinator: str
+    host: str
+    checkpoints: str | None
+    resume: tuple[str, str] | None
+    """Store and name of the checkpoint to go on from."""
+    silence_s: float = 30.0
+
+
+class ShardBatches:
+    """A worker's rows; see `thinwire.engine.ports.Batches`."""
+
+    def __init__(self, files: ShardFiles, job: Job, worker: int, device: torch.device) -> None:
+        columns = job.columns
+        make = functools.partial(
+            Loader,
+            inputs=columns.inputs,
+            label=columns.label,
+            weight=columns.weight,
+            transform=columns.transform,
+            device=device,
+        )
+        shard = Shard.open(files.train)
+        sampler = Sampler(shard.num_rows, job.batch_size, job.spec.seed, worker)
+        self.num_rows = shard.num_rows
+        self.batches_per_epoch = sampler.batches_per_epoch
+        self._training = make(shard, sampler)
+        self._validation: Loader | None = None
+        self.num_validation_rows = 0
+        if files.validation is not None:
+            held = Shard.open(files.validation)
+            self.num_validation_rows = held.num_rows
+            order = Sampler(held.num_rows, max(job.batch_size, 256), job.spec.seed, worker, shuffle=False)
+            self._validation = make(held, order)
+
+    def training(self, start: tuple[int, int], epochs: int | None) -> Iterator[Batch]:
+        return self._training.batches(Position(*start), epochs)
+
+    def validation(self) -> Iterator[Batch]:
+        return iter(()) if self._validation is None else self._validation.batches(Position(0, 0), 1)
+
+
+def work(job: Job, worker: int, attempt: int) -> None:
+    """Runs one worker to its end; whatever goes wrong in it reaches the coordinator with its traceback."""
+    link = ZmqLink(me=worker, attempt=attempt, keys=job.keys, coordinator=job.coordinator, host=job.host)
+    peer: MeshPeer | None = None
+    try:
+        runner, peer = _build(job, worker, attempt, link)
+        runner.run()
+    except LeftError:
+        pass
+    except BaseException as error:
+        report = {
+            "t": "failed",
+            "a": attempt,
+            "kind": type(error).__name__,
+            "error": f"{type(error).__name__}: {error}",
+            "traceback": traceback.format_exc(),
+        }
+        if peer is not None and peer.started:
+            peer.report(report)
+        else:
+            link.send(COORDINATOR, {"t": "join", "a": attempt, "address": link.address, **_hello(0)})
+            link.send(COORDINATOR, report)
+            link.close()
+    finally:
+        if peer is not None and peer.started:
+            peer.close()
+
+
+def _build(job: Job, worker: int, attempt: int, link: ZmqLink) -> tuple[Worker, MeshPeer]:
+    spec = job.spec
+    if spec.device in ("auto", "cuda") and torch.cuda.is_available():
+        spec = replace(spec, device=f"cuda:{worker % torch.cuda.device_count()}")
+    replica = TorchReplica(job.model, spec, worker)
+    batches = ShardBatches(job.shards[worker], job, worker, replica.device)
+    joint = JointState(job.strategy, replica.vector.detach().cpu(), job.workers)
+    peer = MeshPeer(
+        link,
+        Seat(worker, attempt, _hello(batches.num_rows)),
+        joint,
+        codec_name=job.plan.codec,
+        trees=Trees(encode, decode),
+        fresh=job.resume is None or attempt > 0,
+        silence_s=job.silence_s,
+    )
+    save = None if job.checkpoints is None else CheckpointStore(job.checkpoints).write_part
+    plan = replace(job.plan, worker=worker, attempt=attempt)
+    runner = Worker(plan, replica, batches, peer, joint, save)
+    if job.resume is not None and attempt == 0:
+        _resume(runner, job, worker)
+    return runner, peer
+
+
+def _resume(runner: Worker, job: Job, worker: int) -> None:
+    assert job.resume is not None
+    store = CheckpointStore(job.resume[0])
+    manifest = store.load(job.resume[1])
+    joint = store.read_part(manifest, "joint")
+    if not isinstance(joint, dict):
+        raise CheckpointError(f"checkpoint {manifest.name} holds no joint state; go on from another one")
+    same = manifest.meta.get("workers") == job.workers
+    named = f"worker-{worker}"
+    own = store.read_part(manifest, named) if same and any(p.name == named for p in manifest.parts) else None
+    runner.load(joint, own)  # type: ignore[arg-type]
+    if own is None:
+        epoch = int(manifest.meta["rows_done"]) // max(1, job.plan.total_rows)  # type: ignore[call-overload]
+        runner.meter.position = (epoch, 0)
+        runner.meter.steps = runner.replica.steps = manifest.step
+        runner.meter.rows = epoch * runner.batches.num_rows
+
+
+def _hello(rows: int) -> dict[str, Any]:
+    return {"host": socket.gethostname(), "pid": os.getpid(), "rows": rows}

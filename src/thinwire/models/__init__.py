@@ -1,0 +1,36 @@
+"""Networks by name."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import cast
+
+from torch import nn
+
+from thinwire.errors import ConfigError, nearest
+from thinwire.models.small import cnn8, lenet, mlp
+
+ZOO: dict[str, Callable[[], nn.Module]] = {"cnn8": cnn8, "lenet": lenet, "mlp": mlp}
+
+
+def model_by_name(name: str) -> Callable[[], nn.Module]:
+    """A network of the zoo, or the factory that "package.module:function" names."""
+    if ":" not in name:
+        if name not in ZOO:
+            raise ConfigError(
+                f"model.zoo = {name!r} is not known. {nearest(name, ZOO)} "
+                "A factory of your own is named as 'package.module:function'."
+            )
+        return ZOO[name]
+    module, _, attribute = name.partition(":")
+    try:
+        found = importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"model.factory = {name!r}: {error}; is its folder on PYTHONPATH?") from error
+    if not callable(getattr(found, attribute, None)):
+        raise ConfigError(f"model.factory = {name!r}: {module} has no function {attribute!r}")
+    return cast(Callable[[], nn.Module], getattr(found, attribute))
+
+
+__all__ = ["ZOO", "cnn8", "lenet", "mlp", "model_by_name"]

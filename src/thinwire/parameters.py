@@ -1,0 +1,179 @@
+"""A module's parameters as views of one flat vector, so that a fragment is a slice and a contribution one copy."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+
+from thinwire.errors import ConfigError
+
+ALIGN = 16
+"""Elements to which every parameter's offset is rounded up: 64 bytes, what torch's own allocator gives.
+
+Kernels choose their path by alignment, so without this a replica would not equal plain training bit for bit.
+"""
+
+GRAIN = 256
+"""Elements to which fragment and slice borders are rounded: one quantisation block."""
+
+
+class Fragment(NamedTuple):
+    """A contiguous slice of the flat vector, never tied to layer borders."""
+
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    def of(self, vector: Tensor) -> Tensor:
+        return vector[self.start : self.stop]
+
+
+def fragments(size: int, count: int, *, grain: int = GRAIN) -> tuple[Fragment, ...]:
+    """`count` fragments of nearly equal size that cover `size` elements, borders on multiples of `grain`.
+
+    >>> fragments(1000, 3, grain=256)
+    (Fragment(start=0, stop=256), Fragment(start=256, stop=768), Fragment(start=768, stop=1000))
+    >>> fragments(100, 2)
+    (Fragment(start=0, stop=100), Fragment(start=100, stop=100))
+    """
+    if count < 1:
+        raise ConfigError(f"fragments = {count} is not possible; use a whole number of at least 1")
+    grains = -(-size // grain)
+    borders = [min(size, round(i * grains / count) * grain) for i in range(count)] + [size]
+    if grains < count:  # fewer grains than fragments: the first ones get a grain each, the rest are empty
+        borders = [min(size, i * grain) for i in range(count)] + [size]
+    return tuple(Fragment(a, b) for a, b in zip(borders, borders[1:], strict=False))
+
+
+class FlatParameters:
+    """The trainable parameters of a module, moved into one flat float32 vector that the module now views.
+
+    Build it before the optimizer. Parameters that need no gradient stay where they are and are never exchanged.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        _check(named)
+        self.names = tuple(name for name, _ in named)
+        self.tensors: tuple[nn.Parameter, ...] = tuple(p for _, p in named)
+        offsets, end = [], 0
+        for parameter in self.tensors:
+            offsets.append(end)
+            end += -(-parameter.numel() // ALIGN) * ALIGN
+        self.offsets = tuple(offsets)
+        self.vector = torch.zeros(end, dtype=torch.float32, device=self.tensors[0].device)
+        with torch.no_grad():
+            for parameter, view in zip(self.tensors, self.views(self.vector), strict=True):
+                view.copy_(parameter)
+                parameter.data = view
+
+    @property
+    def size(self) -> int:
+        return self.vector.numel()
+
+    def views(self, vector: Tensor) -> list[Tensor]:
+        """The slices of `vector` shaped as the parameters, in their order."""
+        return [vector[o : o + p.numel()].view(p.shape) for o, p in zip(self.offsets, self.tensors, strict=True)]
+
+    def named(self, vector: Tensor) -> dict[str, Tensor]:
+        """The parameters by name, as views of `vector`."""
+        return dict(zip(self.names, self.views(vector), strict=True))
+
+    def gather_gradients(self, out: Tensor) -> None:
+        """Copies every gradient into the flat vector `out`; a missing gradient counts as zero."""
+        for parameter, view in zip(self.tensors, self.views(out), strict=True):
+            if parameter.grad is None:
+                view.zero_()
+            else:
+                view.copy_(parameter.grad)
+
+    def scatter_gradients(self, gradient: Tensor) -> None:
+        """Makes slices of the flat `gradient` the parameters' gradients."""
+        for parameter, view in zip(self.tensors, self.views(gradient), strict=True):
+            if parameter.grad is None:
+                parameter.grad = view.clone()
+            else:
+                parameter.grad.copy_(view)
+
+    def add_to_gradients(self, term: Tensor) -> None:
+        """Adds slices of the flat `term` to the gradients present (MPCA eq. 6)."""
+        for parameter, view in zip(self.tensors, self.views(term), strict=True):
+            if parameter.grad is not None:
+                parameter.grad.add_(view)
+
+    def digest(self) -> str:
+        """A short fingerprint of names, shapes and values: equal on replicas that start equal."""
+        hashed = hashlib.blake2b(digest_size=16)
+        for name, parameter in zip(self.names, self.tensors, strict=True):
+            hashed.update(f"{name}:{tuple(parameter.shape)};".encode())
+        hashed.update(self.vector.detach().cpu().numpy().tobytes())
+        return hashed.hexdigest()
+
+
+class Buffers:
+    """A module's buffers under the joint model's policy: floating ones by weighted mean, counters by maximum.
+
+    Buffers of other types (masks, tables of booleans) are constants of the module and stay local.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        persistent = set(module.state_dict())
+        named = [(name, b) for name, b in module.named_buffers() if name in persistent]
+        self.floating = {name: b for name, b in named if b.is_floating_point()}
+        self.counters = {name: b for name, b in named if b.dtype in (torch.int64, torch.int32) and b.numel() == 1}
+
+    @property
+    def size(self) -> int:
+        return sum(b.numel() for b in self.floating.values())
+
+    def vector(self) -> Tensor:
+        """The floating buffers as one float32 vector on the CPU."""
+        if not self.floating:
+            return torch.zeros(0)
+        parts = [b.detach().to("cpu", torch.float32).reshape(-1) for b in self.floating.values()]
+        return torch.cat(parts)
+
+    def counts(self) -> list[int]:
+        return [int(b.item()) for b in self.counters.values()]
+
+    def named(self, vector: Tensor, counts: Sequence[int]) -> dict[str, Tensor]:
+        """The buffers by name, shaped and typed as the module's own, from a joint vector and counters."""
+        found: dict[str, Tensor] = {}
+        start = 0
+        for name, buffer in self.floating.items():
+            piece = vector[start : start + buffer.numel()].view(buffer.shape)
+            found[name] = piece.to(buffer.device, buffer.dtype)
+            start += buffer.numel()
+        for (name, buffer), count in zip(self.counters.items(), counts, strict=True):
+            found[name] = torch.full_like(buffer, count)
+        return found
+
+    def load(self, vector: Tensor, counts: Sequence[int]) -> None:
+        """Writes a joint vector and counters into the module's buffers."""
+        for name, value in self.named(vector, counts).items():
+            target = self.floating[name] if name in self.floating else self.counters[name]
+            target.copy_(value)
+
+
+def _check(named: Sequence[tuple[str, nn.Parameter]]) -> None:
+    if not named:
+        raise ConfigError("the model has no trainable parameter; set requires_grad on those to be trained")
+    for name, parameter in named:
+        if isinstance(parameter, UninitializedParameter):
+            raise ConfigError(f"parameter {name!r} is lazy and has no shape yet; run one batch through the model first")
+        if parameter.dtype != torch.float32:
+            raise ConfigError(
+                f"parameter {name!r} is {parameter.dtype}; trainable parameters are float32: "
+                "keep them so and use precision='bfloat16' for half-width arithmetic"
+            )
+    devices = {str(p.device) for _, p in named}
+    if len(devices) > 1:
+        raise ConfigError(f"parameters lie on {sorted(devices)}; one replica lives on one device: move the model there")

@@ -1,0 +1,140 @@
+"""Losses, metrics and optimizers by name; evaluated row by row, so that weights and short batches are exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name every torch user knows
+from torch import Tensor
+
+from thinwire.errors import ConfigError, DataError, nearest
+
+Loss = Callable[..., Tensor]
+Metric = Callable[[Any, Tensor], Tensor]
+OptimizerFactory = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
+SchedulerFactory = Callable[[torch.optim.Optimizer], Any]
+
+
+def _rows(values: Tensor) -> Tensor:
+    """One number a row."""
+    return values if values.dim() <= 1 else values.flatten(1).mean(1)
+
+
+def _like(output: Tensor, label: Tensor) -> Tensor:
+    """The label in the output's shape and type: (rows,) and (rows, 1) are meant to be the same."""
+    return label.to(output.dtype).reshape(output.shape) if output.numel() == label.numel() else label
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cross_entropy": lambda o, y: _rows(F.cross_entropy(o, y, reduction="none")),
+    "nll": lambda o, y: _rows(F.nll_loss(o, y, reduction="none")),
+    "mse": lambda o, y: _rows(F.mse_loss(o, _like(o, y), reduction="none")),
+    "l1": lambda o, y: _rows(F.l1_loss(o, _like(o, y), reduction="none")),
+    "smooth_l1": lambda o, y: _rows(F.smooth_l1_loss(o, _like(o, y), reduction="none")),
+    "bce_with_logits": lambda o, y: _rows(F.binary_cross_entropy_with_logits(o, _like(o, y), reduction="none")),
+}
+
+_WHOLE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cross_entropy": F.cross_entropy,
+    "nll": F.nll_loss,
+    "mse": lambda o, y: F.mse_loss(o, _like(o, y)),
+    "l1": lambda o, y: F.l1_loss(o, _like(o, y)),
+    "smooth_l1": lambda o, y: F.smooth_l1_loss(o, _like(o, y)),
+    "bce_with_logits": lambda o, y: F.binary_cross_entropy_with_logits(o, _like(o, y)),
+}
+"""The same means by torch's own fused reductions, so that training equals plain PyTorch bit for bit."""
+
+
+def accuracy(output: Tensor, label: Tensor) -> Tensor:
+    """1 where the largest output (or the sign of a single one) is the label, else 0; one number a row."""
+    if output.dim() > 1 and output.shape[1] > 1:
+        return _rows((output.argmax(1) == label).float())
+    return ((output.reshape(label.shape) > 0) == (label > 0.5)).float()
+
+
+METRICS: dict[str, Metric] = {
+    "accuracy": accuracy,
+    "mae": lambda o, y: _rows((o - _like(o, y)).abs()),
+    "mse": lambda o, y: _rows((o - _like(o, y)).square()),
+}
+
+OPTIMIZERS = {
+    "adagrad": torch.optim.Adagrad,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "rmsprop": torch.optim.RMSprop,
+    "sgd": torch.optim.SGD,
+}
+
+
+class Objective:
+    """A loss by name or as a callable of (output, label), as one number for training and one a row for evaluation."""
+
+    def __init__(self, loss: str | Loss) -> None:
+        if isinstance(loss, str) and loss not in LOSSES:
+            raise ConfigError(f"train.loss = {loss!r} is not known. {nearest(loss, LOSSES)}")
+        self._loss = loss
+
+    def mean(self, output: Any, label: Tensor | None, weight: Tensor | None) -> Tensor:
+        """The batch's loss; with weights, Σ w·l / Σ w."""
+        if weight is not None:
+            rows = self.rows(output, label)
+            return (rows * weight).sum() / weight.sum().clamp_min(torch.finfo(weight.dtype).tiny)
+        if isinstance(self._loss, str):
+            assert label is not None
+            return _WHOLE[self._loss](output, label)
+        found = self._loss(output) if label is None else self._loss(output, label)
+        return found if found.dim() == 0 else found.mean()
+
+    def rows(self, output: Any, label: Tensor | None) -> Tensor:
+        """One loss a row."""
+        if isinstance(self._loss, str):
+            assert label is not None
+            return LOSSES[self._loss](output, label)
+        found = self._loss(output) if label is None else self._loss(output, label)
+        if found.dim() == 0:
+            raise DataError(
+                "the loss gives one number for a batch, and sample weights need one a row; "
+                "return a vector of losses (reduction='none')"
+            )
+        return _rows(found)
+
+    def total(self, output: Any, label: Tensor | None, weight: Tensor | None, num_rows: int) -> tuple[float, float]:
+        """Summed loss and summed weight of a batch, for evaluation."""
+        if weight is not None:
+            rows = self.rows(output, label)
+            return float((rows * weight).sum()), float(weight.sum())
+        return float(self.mean(output, label, None)) * num_rows, float(num_rows)
+
+
+def metrics_of(names: Iterable[str] | Mapping[str, Metric]) -> dict[str, Metric]:
+    """Metrics by name; a mapping brings its own callables of (output, label), each giving one number a row."""
+    if isinstance(names, Mapping):
+        return dict(names)
+    found = {}
+    for name in names:
+        if name not in METRICS:
+            raise ConfigError(f"metric {name!r} is not known. {nearest(name, METRICS)}")
+        found[name] = METRICS[name]
+    return found
+
+
+class NamedOptimizer:
+    """An optimizer by name with its settings, as a recipe gives it; picklable, unlike a lambda."""
+
+    def __init__(self, name: str, **settings: Any) -> None:
+        if name not in OPTIMIZERS:
+            raise ConfigError(f"train.optimizer.name = {name!r} is not known. {nearest(name, OPTIMIZERS)}")
+        self.name, self.settings = name, settings
+
+    def __call__(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        try:
+            made: torch.optim.Optimizer = OPTIMIZERS[self.name](parameters, **self.settings)
+            return made
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"train.optimizer {self.name!r} does not take {self.settings}: {error}") from error
+
+    def __repr__(self) -> str:
+        return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in self.settings.items())})"

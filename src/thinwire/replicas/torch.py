@@ -1,0 +1,286 @@
+"""A replica of a torch module: gradient, update, evaluation, and all the state it must not lose."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from thinwire.errors import ConfigError, DivergedError
+from thinwire.parameters import Buffers, FlatParameters
+from thinwire.replicas.objectives import (
+    Loss,
+    Metric,
+    Objective,
+    OptimizerFactory,
+    SchedulerFactory,
+    metrics_of,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSpec:
+    """How a replica trains; the same on every worker.
+
+    Args:
+        loss: a name or a callable of (output, label).
+        optimizer: makes the optimizer from the parameters.
+        scheduler: makes a learning-rate scheduler from the optimizer.
+        scheduler_every: whether the scheduler moves after each step or each epoch.
+        metrics: names, or callables of (output, label) by name, measured on validation rows.
+        clip_norm: largest norm of a gradient.
+        precision: "bfloat16" computes forward passes under autocast.
+        device: "cpu", "cuda", or "auto": CUDA where there is one.
+        seed: of the model's first values, and with the worker's number of dropout and the like.
+    """
+
+    loss: str | Loss
+    optimizer: OptimizerFactory
+    scheduler: SchedulerFactory | None = None
+    scheduler_every: Literal["step", "epoch"] = "epoch"
+    metrics: tuple[str, ...] | Mapping[str, Metric] = field(default_factory=tuple)
+    clip_norm: float | None = None
+    precision: Literal["float32", "bfloat16"] = "float32"
+    device: str = "auto"
+    seed: int = 0
+
+
+def build_module(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
+    """The module itself, or what its factory makes under the seed."""
+    if isinstance(model, nn.Module):
+        return model
+    torch.manual_seed(seed)
+    made = model()
+    if not isinstance(made, nn.Module):
+        raise ConfigError(f"the model factory returned {type(made).__name__}; it must return a torch.nn.Module")
+    return made
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device meant by a name."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"train.device = {name!r}, but this worker sees no CUDA device; use 'cpu' or 'auto'")
+    return torch.device(name)
+
+
+class TorchReplica:
+    """One model with its optimizer. Its trainable parameters are views of `vector`."""
+
+    def __init__(self, model: nn.Module | Callable[[], nn.Module], spec: TrainSpec, worker: int = 0) -> None:
+        self.spec = spec
+        self.device = resolve_device(spec.device)
+        self.module = build_module(model, spec.seed).to(self.device)
+        self.parameters = FlatParameters(self.module)
+        self.buffers = Buffers(self.module)
+        self.optimizer = spec.optimizer(self.module.parameters())
+        if not isinstance(self.optimizer, torch.optim.Optimizer):
+            raise ConfigError(f"train.optimizer gave {type(self.optimizer).__name__}; it must return a torch optimizer")
+        self.scheduler = spec.scheduler(self.optimizer) if spec.scheduler else None
+        self.steps = 0
+        self._objective = Objective(spec.loss)
+        self._metrics = metrics_of(spec.metrics)
+        self._unchecked: list[Tensor] = []
+        self._seed(worker)
+
+    @property
+    def vector(self) -> Tensor:
+        return self.parameters.vector
+
+    # -- stepping ---------------------------------------------------------------------------------------------------
+
+    def gradient(self, batch: Any) -> float:
+        """Computes the gradient of a batch's mean loss, and returns that loss; refuses one that is not finite."""
+        self.optimizer.zero_grad(set_to_none=True)
+        with self._autocast():
+            output = self.module(*batch.inputs)
+            loss = self._objective.mean(output, batch.label, batch.weight)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self.device.type == "cpu":
+            value = loss.item()
+            if not math.isfinite(value):
+                raise self._diverged(self.steps + 1, value)
+            return value
+        return self._later(loss.detach())
+
+    def update(self) -> None:
+        """Takes the optimizer step on the gradients as they are now."""
+        if self.spec.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.parameters.tensors, self.spec.clip_norm)
+        self.optimizer.step()
+        self.steps += 1
+        if self.scheduler is not None and self.spec.scheduler_every == "step":
+            self.scheduler.step()
+
+    def end_epoch(self) -> None:
+        """Moves a per-epoch scheduler on; one that watches a metric waits for `end_evaluation`."""
+        plateau = isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        if self.scheduler is not None and self.spec.scheduler_every == "epoch" and not plateau:
+            self.scheduler.step()
+
+    def end_evaluation(self, metrics: dict[str, float]) -> None:
+        if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) and "val_loss" in metrics:
+            self.scheduler.step(metrics["val_loss"])
+
+    def check(self) -> None:
+        """Looks at losses a device still owed."""
+        losses, self._unchecked = self._unchecked, []
+        for back, value in enumerate(reversed([float(v) for v in losses])):
+            if not math.isfinite(value):
+                raise self._diverged(self.steps - back, value)
+
+    def _later(self, loss: Tensor) -> float:
+        """On a GPU reading every loss would stall it: they are read sixteen at a time."""
+        self._unchecked.append(loss)
+        if len(self._unchecked) >= 16:
+            newest = float(loss)
+            self.check()
+            self._newest = newest
+        return getattr(self, "_newest", 0.0)
+
+    def _diverged(self, step: int, value: float) -> DivergedError:
+        return DivergedError(f"the loss became {value} at step {step}")
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.spec.precision == "bfloat16":
+            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return contextlib.nullcontext()
+
+    # -- evaluation -------------------------------------------------------------------------------------------------
+
+    def evaluate(
+        self, batches: Iterable[Any], model: Tensor, buffers: dict[str, Tensor]
+    ) -> tuple[dict[str, float], dict[str, float], int]:
+        """Sums and weights of loss and metrics over batches, with another vector's parameters; and the rows."""
+        sums: dict[str, float] = {}
+        weights: dict[str, float] = {}
+        rows = 0
+        training = self.module.training
+        self.module.eval()
+        names = self.parameters.named(model.to(self.device)) | buffers
+        try:
+            with torch.no_grad():
+                for batch in batches:
+                    with self._autocast():
+                        output = torch.func.functional_call(self.module, names, batch.inputs)
+                    found = {"val_loss": self._objective.total(output, batch.label, batch.weight, batch.num_rows)}
+                    for name, metric in self._metrics.items():
+                        each = metric(output, batch.label).float()
+                        found[f"val_{name}"] = (float(each.sum()), float(each.numel()))
+                    for name, (total, weight) in found.items():
+                        sums[name] = sums.get(name, 0.0) + total
+                        weights[name] = weights.get(name, 0.0) + weight
+                    rows += batch.num_rows
+        finally:
+            self.module.train(training)
+        return sums, weights, rows
+
+    def recalibrate(self, batches: Iterator[Any], model: Tensor) -> None:
+        """Measures batch-norm statistics anew under another vector's parameters, into this module's buffers."""
+        norms = [m for m in self.module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+        if not norms:
+            return
+        momenta = [m.momentum for m in norms]
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None
+        names = self.parameters.named(model.to(self.device))
+        training = self.module.training
+        self.module.train()
+        with torch.no_grad():
+            for batch in batches:
+                torch.func.functional_call(self.module, names, batch.inputs)
+        self.module.train(training)
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+
+    def state_of(self, model: Tensor, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The module's whole state_dict with a joint model's parameters and buffers in place of its own."""
+        state = {name: value.detach().cpu().clone() for name, value in self.module.state_dict().items()}
+        for name, value in (self.parameters.named(model) | buffers).items():
+            if name in state:
+                state[name] = value.detach().cpu().clone().reshape(state[name].shape)
+        return state
+
+    # -- state ------------------------------------------------------------------------------------------------------
+
+    def tree(self) -> dict[str, Any]:
+        """Everything this replica needs to go on bit for bit."""
+        return {
+            "vector": self.vector.detach().cpu().clone(),
+            "buffers": self.buffers.vector(),
+            "counts": self.buffers.counts(),
+            "steps": self.steps,
+            "learning": self.learning(),
+            "random": self._random_state(),
+        }
+
+    def load(self, tree: dict[str, Any]) -> None:
+        with torch.no_grad():
+            self.vector.copy_(tree["vector"])
+        self.buffers.load(tree["buffers"], tree["counts"])
+        self.steps = int(tree["steps"])
+        self.load_learning(tree["learning"])
+        self._set_random_state(tree["random"])
+
+    def shared(self) -> dict[str, Any]:
+        """What replicas that never differ have in common, the optimizer's state with it."""
+        return {
+            "vector": self.vector.detach().cpu().clone(),
+            "buffers": self.buffers.vector(),
+            "counts": self.buffers.counts(),
+            "learning": self.learning(),
+        }
+
+    def load_shared(self, tree: dict[str, Any]) -> None:
+        with torch.no_grad():
+            self.vector.copy_(tree["vector"])
+        self.buffers.load(tree["buffers"], tree["counts"])
+        self.load_learning(tree["learning"])
+
+    def learning(self) -> dict[str, Any]:
+        """The optimizer's and the scheduler's state."""
+        scheduler = None if self.scheduler is None else _plain(self.scheduler.state_dict())
+        return {"optimizer": self.optimizer.state_dict(), "scheduler": scheduler}
+
+    def load_learning(self, tree: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(tree["optimizer"])
+        if self.scheduler is not None and tree["scheduler"] is not None:
+            self.scheduler.load_state_dict(tree["scheduler"])
+
+    def _seed(self, worker: int) -> None:
+        """Each worker draws its own dropout; worker 0 draws what a plain single-process run would."""
+        if worker:
+            torch.manual_seed((self.spec.seed + 1) * 1_000_003 + worker)
+
+    def _random_state(self) -> dict[str, Any]:
+        state: dict[str, Any] = {
+            "torch": torch.get_rng_state(),
+            "python": random.getstate(),
+            "numpy": np.random.get_state(),
+        }
+        if self.device.type == "cuda":
+            state["cuda"] = torch.cuda.get_rng_state(self.device)
+        return state
+
+    def _set_random_state(self, state: dict[str, Any]) -> None:
+        torch.set_rng_state(state["torch"])
+        version, internal, gauss = state["python"]
+        random.setstate((version, tuple(internal), gauss))
+        np.random.set_state(tuple(state["numpy"]))
+        if self.device.type == "cuda" and "cuda" in state:
+            torch.cuda.set_rng_state(state["cuda"], self.device)
+
+
+def _plain(state: dict[str, Any]) -> dict[str, Any]:
+    """A scheduler's state without functions, which its factory makes again."""
+    return {k: v for k, v in state.items() if not callable(v) and not k.startswith("_get_lr_called")}

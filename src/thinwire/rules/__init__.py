@@ -1,0 +1,1 @@
+"""The papers' equations as pure functions on tensors, one module a family."""

@@ -1,0 +1,51 @@
+"""When the next round is due, and how long an exchange takes against a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Link(NamedTuple):
+    """What an exchange costs: a fixed part and one per byte that a worker sends."""
+
+    latency_s: float
+    bytes_per_s: float
+
+    def seconds(self, size_bytes: float) -> float:
+        return self.latency_s + size_bytes / self.bytes_per_s
+
+
+def fit_link(sizes_bytes: Sequence[float], seconds: Sequence[float]) -> Link:
+    """The link that explains measured rounds best, by least squares, with no part below zero.
+
+    >>> fit_link([1e6, 3e6], [0.5, 1.0])
+    Link(latency_s=0.25, bytes_per_s=4000000.0)
+    >>> fit_link([1e6, 1e6], [0.5, 1.5])
+    Link(latency_s=0.0, bytes_per_s=1000000.0)
+    >>> fit_link([1e6, 3e6], [1.0, 1.0]).latency_s
+    1.0
+
+    With one size only the two parts cannot be told apart, and all of it counts as the price of bytes.
+    """
+    count = len(sizes_bytes)
+    mean_size, mean_s = sum(sizes_bytes) / count, sum(seconds) / count
+    spread = sum((b - mean_size) ** 2 for b in sizes_bytes)
+    shared = sum((b - mean_size) * (s - mean_s) for b, s in zip(sizes_bytes, seconds, strict=True))
+    most = mean_s / mean_size
+    slope = most if spread <= 1e-6 * mean_size**2 else min(most, max(shared / spread, 0.0))
+    return Link(mean_s - slope * mean_size, 1.0 / slope if slope else math.inf)
+
+
+def balanced_period(exchange_s: float, step_s: float, *, ratio: float = 5.0) -> int:
+    """Steps between rounds for which computing takes `ratio` times as long as communicating.
+
+    τ ≈ 5 S / C(b)
+
+    >>> balanced_period(1.1, 0.095)
+    58
+
+    SparkNet §3 as used in MPCA SGD, Table 1.
+    """
+    return max(1, round(ratio * exchange_s / step_s))

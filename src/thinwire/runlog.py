@@ -1,0 +1,57 @@
+"""The run's log: every event to `events.jsonl` and to whoever listens."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import fsspec
+
+from thinwire.checkpoint import write_file
+from thinwire.errors import ConfigError
+from thinwire.events import Event
+
+Listener = Callable[[Event], Any]
+
+
+class RunLog:
+    """Appends events as they happen; on a store that cannot append they are written whole at the end."""
+
+    def __init__(self, out: str | None, callbacks: Sequence[Listener] = ()) -> None:
+        for callback in callbacks:
+            if not callable(callback):
+                raise ConfigError(f"callback {callback!r} cannot be called; give functions of one event")
+        self._listeners = list(callbacks)
+        self._url = None if out is None else f"{out.rstrip('/')}/events.jsonl"
+        self._lines: list[str] = []
+        self._file: Any = None
+        if self._url is not None:
+            filesystem, path = fsspec.url_to_fs(self._url)
+            if "file" in filesystem.protocol:
+                os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+                self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - open for as long as the run lasts
+
+    def listen(self, listener: Listener) -> None:
+        """Adds someone who is told of every event."""
+        self._listeners.append(listener)
+
+    def emit(self, event: Event) -> bool:
+        """Writes an event and tells everyone; True when a listener wants the run to stop."""
+        line = event.to_json()
+        if self._file is not None:
+            self._file.write(line + "\n")
+            self._file.flush()
+        elif self._url is not None:
+            self._lines.append(line)
+        answers = [listener(event) for listener in self._listeners]  # everyone hears of it
+        return True in answers
+
+    def close(self, last: Event) -> None:
+        """Writes the last event and lets go of the file."""
+        self.emit(last)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        elif self._url is not None:
+            write_file(self._url, ("\n".join(self._lines) + "\n").encode())

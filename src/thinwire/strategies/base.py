@@ -1,0 +1,159 @@
+"""What a strategy is: a frozen dataclass of knobs whose methods say what replicas tell each other.
+
+The engine owns the loop. For one worker, with every place marked where the strategy is asked::
+
+    joint, worker = strategy.open(x)                      # x: the replica's flat vector
+    for batch in shard:
+        strategy.before_step(worker, x, cycle)            # main thread, writes x in place
+        loss.backward() ; strategy.gradient_term(...)     # main thread
+        optimizer.step()
+        if strategy.due(progress):                        # main thread
+            s = x[fragment].clone()
+            d = strategy.contribute(joint[fragment], s)   # exchange thread, as are the next two lines
+            mean = Σ wᵢ dᵢ / Σ wᵢ                          # the mesh; wᵢ = strategy.weight(share)
+            reply, joint[fragment] = strategy.merge(joint[fragment], mean, cycle, setting)
+            x[fragment], worker[fragment] = strategy.adopt(worker[fragment], x[fragment], s, reply)   # main
+
+`timing` says what stepping does meanwhile: "barrier" stops until the reply is adopted, "overlap" goes on,
+"async" is for strategies whose workers each exchange alone.
+
+State is a NamedTuple of full-length tensors and plain numbers, element for element beside the flat vector: the
+engine slices it by fragment, moves it to a worker that joins, and writes it to checkpoints, with no strategy code.
+Every method but `before_step` leaves its arguments as they were.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from torch import Tensor
+
+from thinwire.rules import averaging
+from thinwire.rules.period import Link
+
+Timing = Literal["barrier", "overlap", "async"]
+Subject = Literal["parameters", "gradients"]
+
+
+class Joint(NamedTuple):
+    """The least a joint state holds: the joint model x̃. A strategy's own begins with the same field."""
+
+    model: Tensor
+
+
+class Nothing(NamedTuple):
+    """The state of a worker that keeps none."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a worker knows when it asks whether its next round is due."""
+
+    round: int
+    """Number of the round that would be launched, from 0."""
+    steps: int
+    """Optimizer steps this worker has made."""
+    steps_since: int
+    """Steps since it launched its last round."""
+    seconds_since: float
+    loss_since: float
+    """Training loss summed since then."""
+    lead: bool
+    """Whether this is the first worker of the generation."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a worker did since it last contributed this fragment; never without a step."""
+
+    round: int
+    steps: int
+    rows: int
+    lead: bool
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How rounds are cut and packed from here on; the same on every worker."""
+
+    fragments: int = 1
+    codec: str | None = None
+    """None leaves it to the exchange's own codec."""
+    momentum: float | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the first worker of a generation has measured when a setting is chosen."""
+
+    size: int
+    """Elements of the flat vector."""
+    workers: int
+    rounds: int
+    link: Link | None
+    step_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy(ABC):
+    """Base of all strategies; see the module's docstring for when each method is called."""
+
+    timing: ClassVar[Timing]
+    subject: ClassVar[Subject] = "parameters"
+    settles: ClassVar[bool] = True
+    """Whether adopting a reply takes the contribution out of the replica, so that one left out must be sent again."""
+    ends_in_mean: ClassVar[bool] = False
+    """Whether the run ends with one float32 mean of the replicas; otherwise the joint model is the result."""
+
+    @property
+    def in_flight(self) -> int:
+        """Rounds that may be under way at once."""
+        return 1
+
+    @property
+    def quorum(self) -> float:
+        """Share of the workers whose contributions complete a round once the grace time has passed."""
+        return 1.0
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds an owner waits for the rest after a quorum has contributed."""
+        return 0.0
+
+    def setting(self, measured: Measured, current: Setting | None) -> Setting:
+        """How to cut and pack rounds; asked at the start (current None) and now and then on the first worker."""
+        return current or Setting()
+
+    @abstractmethod
+    def due(self, progress: Progress) -> bool:
+        """Whether to launch the next round now, after a step (and before the first one)."""
+
+    def open(self, x: Tensor) -> tuple[Any, Any]:
+        """The joint state and the worker state at the start of a run, from the replica's flat vector."""
+        return Joint(x.clone()), Nothing()
+
+    def before_step(self, worker: Any, x: Tensor, cycle: int) -> None:
+        """Shifts the replica before its gradient is computed; the one method that writes its argument."""
+        return
+
+    def gradient_term(self, worker: Any, x: Tensor, cycle: int) -> Tensor | None:
+        """A flat term to add to the gradient."""
+        return None
+
+    def contribute(self, joint: Any, snapshot: Tensor) -> Tensor:
+        """What this worker sends, from the joint state and its own snapshot of a fragment."""
+        return averaging.displacement(joint.model, snapshot)
+
+    def weight(self, share: Share) -> float:
+        """How much the contribution counts in the mean."""
+        return 1.0
+
+    @abstractmethod
+    def merge(self, joint: Any, mean: Tensor, cycle: int, setting: Setting) -> tuple[Tensor, Any]:
+        """The reply and the new joint state, from the weighted mean of the contributions."""
+
+    @abstractmethod
+    def adopt(self, worker: Any, x: Tensor, snapshot: Tensor, reply: Tensor) -> tuple[Tensor, Any]:
+        """The replica's fragment and the worker state once the reply has landed."""

@@ -1,0 +1,30 @@
+"""Checks that strategies make on their knobs."""
+
+from __future__ import annotations
+
+from thinwire.errors import ConfigError
+
+
+def at_least(owner: object, least: float, **knobs: float | None) -> None:
+    """Refuses a knob below `least`; None is left to its default."""
+    for name, value in knobs.items():
+        if value is not None and not value >= least:
+            raise ConfigError(f"{_path(owner, name)} = {value} is too small; use {least} or more")
+
+
+def within(owner: object, least: float, most: float, **knobs: float | None) -> None:
+    """Refuses a knob outside [least, most]."""
+    for name, value in knobs.items():
+        if value is not None and not least <= value <= most:
+            raise ConfigError(f"{_path(owner, name)} = {value} is out of range; use {least} to {most}")
+
+
+def one_of(owner: object, allowed: tuple[object, ...], **knobs: object) -> None:
+    """Refuses a knob that is none of the allowed values."""
+    for name, value in knobs.items():
+        if value not in allowed:
+            raise ConfigError(f"{_path(owner, name)} = {value!r} is not known; use one of {list(allowed)}")
+
+
+def _path(owner: object, name: str) -> str:
+    return f"{type(owner).__name__}.{name}"

@@ -1,0 +1,91 @@
+"""Relay: one compressed fragment a step, landed with delay correction. thinwire's own, and the default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from torch import Tensor
+
+from thinwire.rules import outer, relay, staleness
+from thinwire.strategies.base import Measured, Nothing, Progress, Setting, Share, Strategy, Timing
+from thinwire.strategies.checks import at_least, one_of, within
+
+PROBES = (1, 4)
+"""Fragment counts of the first rounds: two sizes, so that latency and bandwidth can be told apart."""
+PROBE_ROUNDS = 4
+REVIEW_ROUNDS = 64
+"""Rounds between two looks at whether the choice still fits the link."""
+
+
+class RelayJoint(NamedTuple):
+    model: Tensor
+    momentum: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relay(Strategy):
+    """Coordinated rounds that never stop the workers, with the bytes saved by compression spent on freshness.
+
+    Args:
+        bits: 2, 4, 8, or "auto": from the measured exchange and step times.
+        fragments: pieces in rotation, or "auto": so many that one piece's exchange fits inside one step.
+        lr: outer learning rate.
+        momentum: outer Nesterov momentum, or "auto".
+        quorum: share of the workers that completes a round once the grace time has passed.
+        grace_s: how long the others are waited for; what misses a round is sent again with the next.
+    """
+
+    timing: ClassVar[Timing] = "overlap"
+    ends_in_mean: ClassVar[bool] = True
+
+    bits: int | Literal["auto"] = "auto"
+    fragments: int | Literal["auto"] = "auto"
+    lr: float = 1.0
+    momentum: float | Literal["auto"] = "auto"
+    quorum: float = 0.5
+    grace_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        one_of(self, ("auto", 2, 4, 8), bits=self.bits)
+        if self.fragments != "auto":
+            at_least(self, 1, fragments=self.fragments)
+        if self.momentum != "auto":
+            within(self, 0, 1, momentum=self.momentum)
+        at_least(self, 0, lr=self.lr, grace_s=self.grace_s)
+        within(self, 0, 1, quorum=self.quorum)
+
+    def setting(self, measured: Measured, current: Setting | None) -> Setting:
+        if current is None or measured.link is None or not measured.step_s:
+            ratio, probe = 64.0, PROBES[0]
+        elif measured.rounds < PROBE_ROUNDS:
+            ratio, probe = 64.0, PROBES[1]
+        else:
+            exchange_s = measured.link.seconds(measured.size * 4)
+            ratio, probe = relay.exchange_ratio(exchange_s, measured.step_s), 0
+        bits = relay.choose_bits(ratio) if self.bits == "auto" else self.bits
+        if self.fragments != "auto":
+            count = self.fragments
+        else:
+            count = probe or relay.num_fragments(ratio, bits)
+            if current and not probe and current.fragments / 2 < count < current.fragments * 2:
+                count = current.fragments  # a small change is not worth cutting the model anew
+        momentum = relay.choose_momentum(ratio, measured.workers) if self.momentum == "auto" else self.momentum
+        return Setting(fragments=count, codec=f"int{bits}", momentum=momentum)
+
+    def due(self, progress: Progress) -> bool:
+        return progress.steps_since >= 1
+
+    def open(self, x: Tensor) -> tuple[RelayJoint, Nothing]:
+        return RelayJoint(x.clone(), x.new_zeros(x.shape)), Nothing()
+
+    def weight(self, share: Share) -> float:
+        return float(share.rows)
+
+    def merge(self, joint: Any, mean: Tensor, cycle: int, setting: Setting) -> tuple[Tensor, RelayJoint]:
+        decay = setting.momentum if setting.momentum is not None else 0.3
+        model, momentum = outer.nesterov(joint.model, joint.momentum, mean, lr=self.lr, decay=decay)
+        return model, RelayJoint(model, momentum)
+
+    def adopt(self, worker: Any, x: Tensor, snapshot: Tensor, reply: Tensor) -> tuple[Tensor, Any]:
+        return staleness.land(x, snapshot, reply), worker
