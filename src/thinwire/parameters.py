@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -50,7 +51,7 @@ def fragments(size: int, count: int, *, grain: int = GRAIN) -> tuple[Fragment, .
     borders = [min(size, round(i * grains / count) * grain) for i in range(count)] + [size]
     if grains < count:  # fewer grains than fragments: the first ones get a grain each, the rest are empty
         borders = [min(size, i * grain) for i in range(count)] + [size]
-    return tuple(Fragment(a, b) for a, b in zip(borders, borders[1:], strict=False))
+    return tuple(Fragment(a, b) for a, b in itertools.pairwise(borders))
 
 
 class FlatParameters:

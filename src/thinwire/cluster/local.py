@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO, Any
 
 import cloudpickle
 
+from thinwire.cluster.nursery import shared
 from thinwire.engine.coordinator import Exit
 from thinwire.errors import ConfigError
 
@@ -63,44 +61,25 @@ class LocalWorkforce:
 
     def __init__(self, cluster: Local, payload: bytes) -> None:
         self._cluster, self._payload = cluster, payload
-        self._running: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
-        self._logs: dict[tuple[int, int], IO[bytes]] = {}
+        self._nursery = shared()
+        self._logs = tempfile.TemporaryDirectory(prefix="thinwire-logs-")
+        self._running: dict[tuple[int, int], int] = {}
         self._restarts = 0
-
-    @property
-    def pids(self) -> dict[int, int]:
-        """Process ids by worker."""
-        return {worker: process.pid for (worker, _), process in self._running.items()}
 
     def start(self, worker: int, attempt: int) -> None:
         """Starts one worker; its code travels through a pipe, so neither arguments nor environment hold a key."""
-        threads = str(self._cluster.threads_each)
-        environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-        log = tempfile.TemporaryFile()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "thinwire.cluster.child", str(worker), str(attempt), threads],
-            stdin=subprocess.PIPE,
-            stderr=log,
-            env=environment,
-            start_new_session=True,  # Ctrl-C is for the driver, which then asks the workers to save and stop
-        )
-        assert process.stdin is not None
-        try:
-            process.stdin.write(len(self._payload).to_bytes(8, "big") + self._payload)
-            process.stdin.flush()  # and the pipe stays open: its end tells the worker that the driver has gone
-        except BrokenPipeError:
-            pass  # it died at once: `exits` reports it
-        self._running[worker, attempt] = process
-        self._logs[worker, attempt] = log
+        log = self._log(worker, attempt)
+        threads = self._cluster.threads_each
+        self._running[worker, attempt] = self._nursery.start(self._payload, worker, attempt, threads, log)
 
     def exits(self) -> list[Exit]:
+        self._nursery.poll()
         found = []
-        for key, process in list(self._running.items()):
-            code = process.poll()
+        for key, token in list(self._running.items()):
+            code = self._nursery.endings.pop(token, None if self._nursery.alive else -signal.SIGKILL)
             if code is not None:
                 del self._running[key]
-                found.append(Exit(*key, reason=_explain(code, self._tail(key))))
-                self._close(key, process)
+                found.append(Exit(*key, reason=_explain(code, self._tail(*key))))
         return found
 
     def replace(self, worker: int, attempt: int) -> bool:
@@ -109,47 +88,33 @@ class LocalWorkforce:
         self._restarts += 1
         old = self._running.pop((worker, attempt - 1), None)
         if old is not None:  # lost, but its process may still be there: it must not come back
-            old.kill()
-            old.wait()
-            self._close((worker, attempt - 1), old)
+            self._nursery.kill(old)
+        if not self._nursery.alive:
+            self._nursery = shared()
         self.start(worker, attempt)
         return True
 
     def stop(self) -> None:
-        """Ends what still runs: closed pipes first, then signals."""
-        for process in self._running.values():
-            if process.stdin is not None and not process.stdin.closed:
-                with _ignoring_broken_pipes():
-                    process.stdin.close()
+        """Ends what still runs: workers that said good-bye get a moment to leave by themselves."""
         deadline = time.monotonic() + 3.0
-        for process in self._running.values():
-            try:
-                process.wait(max(0.05, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        for key, process in self._running.items():
-            self._close(key, process)
+        while self._running and self._nursery.alive and time.monotonic() < deadline:
+            self.exits()
+            time.sleep(0.01)
+        for token in self._running.values():
+            self._nursery.kill(token)
         self._running.clear()
+        self._logs.cleanup()
 
-    def _close(self, key: tuple[int, int], process: subprocess.Popen[bytes]) -> None:
-        if process.stdin is not None and not process.stdin.closed:
-            with _ignoring_broken_pipes():
-                process.stdin.close()
-        self._logs.pop(key).close()
+    def _log(self, worker: int, attempt: int) -> str:
+        return os.path.join(self._logs.name, f"{worker}.{attempt}")
 
-    def _tail(self, key: tuple[int, int]) -> str:
-        log = self._logs[key]
-        size = log.seek(0, os.SEEK_END)
-        log.seek(max(0, size - 2000))
-        return log.read().decode(errors="replace").strip()
-
-
-class _ignoring_broken_pipes:  # noqa: N801 - reads as a word
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, value: Any, trace: Any) -> bool:
-        return isinstance(value, BrokenPipeError)
+    def _tail(self, worker: int, attempt: int) -> str:
+        path = self._log(worker, attempt)
+        if not os.path.exists(path):
+            return ""
+        with open(path, "rb") as log:
+            log.seek(max(0, os.path.getsize(path) - 2000))
+            return log.read().decode(errors="replace").strip()
 
 
 def _explain(code: int, tail: str) -> str:

@@ -1,8 +1,8 @@
 """Publishing the joint model: evaluating it, saving it, handing it back. All workers do it at the same round.
 
-The first worker decides when and says so in its note to a round; whoever lands that round holds the same joint model and
-publishes it. Buffers are averaged on the way. Under a barrier strategy workers wait for the verdict, so that a run goes the
-same way each time; otherwise they go on stepping.
+The first worker decides when and says so in its note to a round; whoever lands that round holds the same joint model
+and publishes it. Buffers are averaged on the way. Under a barrier strategy workers wait for the verdict, so that a run
+goes the same way each time; otherwise they go on stepping.
 """
 
 from __future__ import annotations
@@ -103,12 +103,12 @@ class Publisher:
 
     # -- seeing -----------------------------------------------------------------------------------------------------
 
-    def see(self, landed: Landed) -> None:
-        """Takes up what a round's notes ask for."""
+    def see(self, landed: Landed, *, mid_step: bool) -> None:
+        """Takes up what a round's notes ask for; in the middle of a step its update comes first."""
         if not any("publish" in note for note in landed.notes.values()):
             return
-        if self._worker.strategy.subject == "gradients" and self._worker.meter.steps:
-            self._deferred.append(landed)  # in the middle of a step: its update comes first
+        if mid_step:
+            self._deferred.append(landed)
         else:
             self._take_up(landed)
 

@@ -109,9 +109,8 @@ class Worker:
                 term = self.strategy.gradient_term(self.state, x, self.joint.cycle())
                 if term is not None:
                     self.replica.parameters.add_to_gradients(term)
-            if self._gradients:
-                self._average_gradient(batch.num_rows)
-        self.replica.update()
+        if not (together and self._gradients) or self._average_gradient(batch.num_rows):
+            self.replica.update()
         self._loss_total += loss
         position = batch.position
         following = (position[0], position[1] + 1)
@@ -179,16 +178,19 @@ class Worker:
         if self._barrier:
             self._await_round(round)
 
-    def _average_gradient(self, rows: int) -> None:
+    def _average_gradient(self, rows: int) -> bool:
+        """Puts the workers' mean in the gradient's place; False when a peer's state, this step done, came instead."""
         round, fragment = self.exchange.claim()
         gradient = torch.empty_like(self.replica.vector)
         self.replica.parameters.gather_gradients(gradient)
         share = Share(round, 1, rows, self.lead)
         self._send_off(round, fragment, gradient.cpu(), self.strategy.weight(share))
         self._await_round(round)
-        if self._mean_gradient is not None:
-            self.replica.parameters.scatter_gradients(self._mean_gradient.to(self.replica.vector.device))
-            self._mean_gradient = None
+        if self._mean_gradient is None:
+            return False
+        self.replica.parameters.scatter_gradients(self._mean_gradient.to(self.replica.vector.device))
+        self._mean_gradient = None
+        return True
 
     def _send_off(self, round: int, fragment: Fragment, snapshot: Tensor | None, weight: float) -> None:
         self._snapshots[round] = (fragment, snapshot)
@@ -283,7 +285,7 @@ class Worker:
             self.totals[worker] = max(self.totals.get(worker, 0), int(note.get("rows", 0)))
         if self.lead and (landed.round < 32 or landed.round % 16 == 0):
             self._log_round(landed)
-        self.publisher.see(landed)
+        self.publisher.see(landed, mid_step=self._mean_gradient is not None)
 
     def _adopt(self, fragment: Fragment, base: Tensor, reply: Tensor) -> None:
         x, size = self.replica.vector, self.joint.size

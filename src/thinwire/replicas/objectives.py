@@ -138,3 +138,28 @@ class NamedOptimizer:
 
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in self.settings.items())})"
+
+
+SCHEDULERS = {
+    "cosine": torch.optim.lr_scheduler.CosineAnnealingLR,
+    "exponential": torch.optim.lr_scheduler.ExponentialLR,
+    "multistep": torch.optim.lr_scheduler.MultiStepLR,
+    "onecycle": torch.optim.lr_scheduler.OneCycleLR,
+    "plateau": torch.optim.lr_scheduler.ReduceLROnPlateau,
+    "step": torch.optim.lr_scheduler.StepLR,
+}
+
+
+class NamedScheduler:
+    """A learning-rate scheduler by name with its settings, as a recipe gives it."""
+
+    def __init__(self, name: str, **settings: Any) -> None:
+        if name not in SCHEDULERS:
+            raise ConfigError(f"train.scheduler.name = {name!r} is not known. {nearest(name, SCHEDULERS)}")
+        self.name, self.settings = name, settings
+
+    def __call__(self, optimizer: torch.optim.Optimizer) -> Any:
+        try:
+            return SCHEDULERS[self.name](optimizer, **self.settings)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"train.scheduler {self.name!r} does not take {self.settings}: {error}") from error

@@ -258,9 +258,12 @@ class TorchReplica:
             self.scheduler.load_state_dict(tree["scheduler"])
 
     def _seed(self, worker: int) -> None:
-        """Each worker draws its own dropout; worker 0 draws what a plain single-process run would."""
+        """Each worker draws its own dropout and augmentation; worker 0 draws what a plain run would."""
+        own = (self.spec.seed + 1) * 1_000_003 + worker
+        random.seed(own)
+        np.random.seed(own % 2**32)
         if worker:
-            torch.manual_seed((self.spec.seed + 1) * 1_000_003 + worker)
+            torch.manual_seed(own)
 
     def _random_state(self) -> dict[str, Any]:
         state: dict[str, Any] = {

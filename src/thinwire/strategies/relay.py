@@ -14,8 +14,6 @@ from thinwire.strategies.checks import at_least, one_of, within
 PROBES = (1, 4)
 """Fragment counts of the first rounds: two sizes, so that latency and bandwidth can be told apart."""
 PROBE_ROUNDS = 4
-REVIEW_ROUNDS = 64
-"""Rounds between two looks at whether the choice still fits the link."""
 
 
 class RelayJoint(NamedTuple):
@@ -56,22 +54,22 @@ class Relay(Strategy):
         within(self, 0, 1, quorum=self.quorum)
 
     def setting(self, measured: Measured, current: Setting | None) -> Setting:
-        if current is None or measured.link is None or not measured.step_s:
-            ratio, probe = 64.0, PROBES[0]
-        elif measured.rounds < PROBE_ROUNDS:
-            ratio, probe = 64.0, PROBES[1]
+        """Probes two sizes first, then follows the measurements; a small change is not worth cutting anew."""
+        if current is None or measured.link is None or not measured.step_s or measured.rounds < PROBE_ROUNDS:
+            ratio, count = 64.0, PROBES[0] if current is None else PROBES[1]
         else:
-            exchange_s = measured.link.seconds(measured.size * 4)
-            ratio, probe = relay.exchange_ratio(exchange_s, measured.step_s), 0
+            sent_bytes = 8.0 * measured.size * (measured.workers - 1) / measured.workers
+            ratio = relay.exchange_ratio(measured.link.seconds(sent_bytes), measured.step_s)
+            count = 0
         bits = relay.choose_bits(ratio) if self.bits == "auto" else self.bits
         if self.fragments != "auto":
             count = self.fragments
-        else:
-            count = probe or relay.num_fragments(ratio, bits)
-            if current and not probe and current.fragments / 2 < count < current.fragments * 2:
-                count = current.fragments  # a small change is not worth cutting the model anew
-        momentum = relay.choose_momentum(ratio, measured.workers) if self.momentum == "auto" else self.momentum
-        return Setting(fragments=count, codec=f"int{bits}", momentum=momentum)
+        elif not count:
+            count = relay.num_fragments(ratio, bits, most=max(1, min(64, measured.size // 4096)))
+            if current and current.fragments / 2 <= count <= current.fragments * 2 and f"int{bits}" == current.codec:
+                return current
+        decay = relay.choose_momentum(ratio, measured.workers) if self.momentum == "auto" else self.momentum
+        return Setting(fragments=count, codec=f"int{bits}", momentum=decay)
 
     def due(self, progress: Progress) -> bool:
         return progress.steps_since >= 1

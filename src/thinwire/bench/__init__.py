@@ -1,0 +1,1 @@
+"""The measured comparisons: `thinwire bench NAME`."""

@@ -1,0 +1,10 @@
+"""What a benchmark's processes run: `python -m thinwire.bench.child`, the task on stdin as one line of JSON."""
+
+from __future__ import annotations
+
+from thinwire.bench import seats
+from thinwire.bench.goodput import exchange_seconds
+from thinwire.bench.paced import paced_steps
+
+if __name__ == "__main__":
+    seats.main({"exchange_seconds": exchange_seconds, "paced_steps": paced_steps})

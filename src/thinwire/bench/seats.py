@@ -1,0 +1,134 @@
+"""The worker's end of a benchmark: real links, peers and coordinator, in processes that a `Crew` starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from thinwire.checkpoint import decode, encode
+from thinwire.engine.coordinator import Coordinator, Exit, Policy
+from thinwire.engine.joint import JointState
+from thinwire.engine.membership import Deadlines
+from thinwire.engine.signals import Broken, Signal
+from thinwire.errors import TimedOutError
+from thinwire.exchange import wire
+from thinwire.exchange.peer import MeshPeer, Trees
+from thinwire.exchange.peer import Seat as PeerSeat
+from thinwire.exchange.wire import Keys, ZmqHub, ZmqLink
+
+S = TypeVar("S", bound=Signal)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where one worker of a benchmark sits; travels to it as JSON, through a pipe."""
+
+    worker: int
+    workers: int
+    host: str
+    coordinator: str
+    first: str
+    """The first worker's host, where torch.distributed meets."""
+    port: int
+    """A free port there."""
+    keys: tuple[str, str, str, str]
+
+
+def make_keys() -> tuple[str, str, str, str]:
+    """A run's keys as text."""
+    keys = Keys.make()
+    pairs = (keys.server_public, keys.server_secret, keys.client_public, keys.client_secret)
+    first, second, third, fourth = (k.decode() for k in pairs)
+    return first, second, third, fourth
+
+
+def join(place: Place, joint: JointState, codec_name: str, rows: int = 0) -> MeshPeer:
+    """A worker's exchange, not yet started."""
+    keys = Keys(*(k.encode() for k in place.keys))
+    link = ZmqLink(me=place.worker, attempt=0, keys=keys, coordinator=place.coordinator, host=place.host)
+    hello = {"host": socket.gethostname(), "pid": os.getpid(), "rows": rows}
+    seat = PeerSeat(place.worker, 0, hello)
+    return MeshPeer(link, seat, joint, codec_name=codec_name, trees=Trees(encode, decode), silence_s=60.0)
+
+
+def wait_for(peer: MeshPeer, kind: type[S], timeout_s: float = 120.0) -> S:
+    """The next signal of a kind; others are passed over."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        for signal in peer.signals(0.5):
+            if isinstance(signal, Broken):
+                raise signal.error
+            if isinstance(signal, kind):
+                return signal
+    raise TimedOutError(f"no {kind.__name__} came within {timeout_s:g} s; is another worker of the benchmark gone?")
+
+
+def leave(peer: MeshPeer) -> None:
+    """Tells the coordinator good-bye and ends the exchange."""
+    peer.report({"t": "bye", "a": 0})
+    peer.close()
+
+
+class _NoReplacements:
+    """A workforce that starts nobody: the crew watches its processes itself."""
+
+    def exits(self) -> list[Exit]:
+        return []
+
+    def replace(self, worker: int, attempt: int) -> bool:
+        return False
+
+    def stop(self) -> None:
+        return
+
+
+def coordinate(host: str, workers: int, rows: int, keys: tuple[str, str, str, str]) -> dict[str, Any]:
+    """Runs the coordinator of a benchmark; its first line of output is the address."""
+    hub = ZmqHub(keys=Keys(*(k.encode() for k in keys)), host=host)
+    print(json.dumps({"address": hub.address}), flush=True)
+    policy = Policy(workers=workers, total_rows=rows, deadlines=Deadlines(silence_s=60.0))
+    try:
+        outcome = Coordinator(hub, _NoReplacements(), policy, emit=lambda event: None).run()
+    finally:
+        hub.close()
+    return {"rounds": outcome.rounds, "refused": outcome.refused, "generations": outcome.generations}
+
+
+def without_curve() -> None:
+    """Takes authentication and encryption off this process's links, to see what they cost. Only ever in a benchmark."""
+
+    class Plain(wire._Sockets):
+        def server(self, host: str) -> tuple[Any, str]:
+            router = self._limited(self.context.socket(wire.zmq.ROUTER))
+            router.router_handover = True
+            return router, f"tcp://{host}:{router.bind_to_random_port(f'tcp://{host}')}"
+
+        def client(self, address: str, identity: bytes) -> Any:
+            dealer = self._limited(self.context.socket(wire.zmq.DEALER))
+            dealer.identity = identity
+            dealer.connect(address)
+            return dealer
+
+    wire._Sockets = Plain  # type: ignore[misc]
+
+
+def main(tasks: dict[str, Callable[..., dict[str, Any]]]) -> None:
+    """Runs the task that stdin names; its result is the last line of output."""
+    order = json.loads(sys.stdin.readline())
+    if order.get("plain"):
+        without_curve()
+    if order["task"] == "coordinate":
+        found = coordinate(order["host"], order["workers"], order["rows"], order["keys"])
+    else:
+        import torch
+
+        torch.set_num_threads(int(order["threads"]))
+        found = tasks[order["task"]](Place(**order["place"]), **order["options"])
+    print(json.dumps(found), flush=True)
+    os._exit(0)  # gloo's and zmq's threads must not hold up the end

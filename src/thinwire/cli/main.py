@@ -1,0 +1,102 @@
+"""`thinwire`: one command a verb, errors as sentences, exit codes that mean something."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from thinwire import __version__
+from thinwire.errors import ThinwireError, nearest
+
+TRAIN_HELP = """\
+Run a recipe. A recipe is a TOML file; recipes/digits.toml is a complete one.
+
+  thinwire train recipes/digits.toml
+  thinwire train recipes/digits.toml --set strategy.name=sparknet --set strategy.period=20
+  thinwire train recipes/digits.toml --out runs/a          # events, summary and checkpoints
+  thinwire train recipes/digits.toml --resume runs/a       # go on where that run stopped
+
+Exit codes: 0 done as asked, 2 recipe or option not understood, 3 data, 4 your code failed on a worker,
+5 workers lost, 6 a deadline passed, 7 the loss is not finite, 8 checkpoint, 130 Ctrl-C (a checkpoint is left).
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser that names the nearest word."""
+
+    def error(self, message: str) -> Any:
+        if "invalid choice" in message and self._subparsers is not None:
+            given = message.split("'")[1]
+            message = f"{given!r} is not a command. {nearest(given, _commands(self))}"
+        self.print_usage(sys.stderr)
+        self.exit(2, f"thinwire: {message}\n")
+
+
+def _commands(parser: argparse.ArgumentParser) -> list[str]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return list(action.choices)
+    return []
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    top = _Parser(prog="thinwire", description="Train PyTorch models over the Ethernet you already have.")
+    top.add_argument("--version", action="version", version=f"thinwire {__version__}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+    train = commands.add_parser(
+        "train", help="run a recipe", description=TRAIN_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    train.add_argument("recipe", metavar="RECIPE.toml", help="the recipe to run")
+    train.add_argument(
+        "--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help="change one key of the recipe"
+    )
+    train.add_argument("--out", metavar="DIR", help="folder or URL for events, summary and checkpoints")
+    train.add_argument("--resume", metavar="DIR", help="go on from the newest checkpoint in that folder")
+    train.add_argument("--json", action="store_true", help="print the summary as JSON, as the last line")
+    bench = commands.add_parser("bench", help="run one of the measured comparisons")
+    bench.add_argument("name", metavar="NAME", help="which: overhead, exchange")
+    bench.add_argument("--json", action="store_true", help="print the result as JSON, as the last line")
+    bench.add_argument("--quick", action="store_true", help="a shorter run with noisier numbers")
+    bench.add_argument("--save", metavar="DIR", help="write the result with date and machine into that folder")
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; returns its exit code."""
+    options = parser().parse_args(arguments)
+    try:
+        if options.command == "bench":
+            from thinwire.cli.bench import bench
+
+            return bench(options)
+        return _train(options)
+    except ThinwireError as error:
+        print(f"thinwire: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("thinwire: stopped at once; checkpoints written before are intact", file=sys.stderr)
+        return 130
+
+
+def _train(options: argparse.Namespace) -> int:
+    from thinwire import recipe
+    from thinwire.cli.tables import summary_table
+    from thinwire.cli.wiring import run
+
+    sys.path.insert(0, os.getcwd())  # so that a factory beside the recipe is found
+    chosen = recipe.load(options.recipe, options.changes)
+    result = run(chosen, out=options.out, resume=options.resume, progress=False if options.json else None)
+    if options.json:
+        print(json.dumps(result.summary))
+    else:
+        summary_table(result.summary)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

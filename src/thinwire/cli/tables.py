@@ -1,0 +1,51 @@
+"""Tables for the end of a command."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+
+def summary_table(summary: dict[str, Any]) -> None:
+    """Prints a run's summary."""
+    table = Table(show_header=False, box=box.ROUNDED)
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    cells = {
+        "strategy": str(summary["strategy"]),
+        "workers": str(summary["workers"]),
+        "steps": f"{summary['steps']:,}",
+        "epochs": f"{summary['epochs']:g}",
+        "seconds": f"{summary['train_seconds']:.1f}",
+        "train loss": _number(summary["train_loss"]),
+        "val loss": _number(summary["val_loss"]),
+        "val accuracy": _number(summary["val_accuracy"]),
+        "busy": f"{summary['busy']:.0%}",
+        "bytes sent": size_text(summary["bytes_sent"]),
+        "rounds": f"{summary['rounds']:,}",
+        "lost": str(summary["workers_lost"]),
+    }
+    for name, value in cells.items():
+        if value:
+            table.add_row(name, value)
+    Console().print(table)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
+def size_text(size_bytes: float) -> str:
+    """A size for people.
+
+    >>> size_text(999), size_text(1_500_000)
+    ('999 B', '1.5 MB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if size_bytes < 1000:
+            return f"{size_bytes:.0f} B" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.1f} TB"

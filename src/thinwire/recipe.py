@@ -1,0 +1,180 @@
+"""A run as TOML: the schema as dataclasses, and nothing that is not understood gets through."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_type_hints
+
+from thinwire.errors import ConfigError, nearest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSection:
+    zoo: str | None = None
+    factory: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSection:
+    source: str | list[str] = "digits"
+    inputs: list[str] | None = None
+    label: str | None = "label"
+    weight: str | None = None
+    validation: float | int | str | None = None
+    transform: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSection:
+    epochs: int | None = None
+    steps: int | None = None
+    until: str | None = None
+    batch_size: int = 64
+    loss: str = "cross_entropy"
+    optimizer: str | dict[str, Any] = "sgd"
+    scheduler: dict[str, Any] | None = None
+    seed: int = 0
+    metrics: list[str] | None = None
+    clip_norm: float | int | None = None
+    precision: str = "float32"
+    device: str = "auto"
+    evaluate_every: int | None = None
+    stop: dict[str, Any] | None = None
+    restore_best: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeSection:
+    kind: str = "mesh"
+    codec: str = "float32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementSection:
+    kind: str = "whole"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSection:
+    kind: str = "local"
+    workers: int = 2
+    threads: int | str = "auto"
+    max_restarts: int = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSection:
+    out: str | None = None
+    checkpoint_every: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything a run needs, as plain values. `strategy` is checked by the strategy itself."""
+
+    model: ModelSection = field(default_factory=ModelSection)
+    data: DataSection = field(default_factory=DataSection)
+    train: TrainSection = field(default_factory=TrainSection)
+    strategy: dict[str, Any] = field(default_factory=dict)
+    exchange: ExchangeSection = field(default_factory=ExchangeSection)
+    placement: PlacementSection = field(default_factory=PlacementSection)
+    cluster: ClusterSection = field(default_factory=ClusterSection)
+    run: RunSection = field(default_factory=RunSection)
+
+
+def load(path: str, changes: Sequence[str] = ()) -> Recipe:
+    """Reads a recipe file and applies `key.path=value` changes to it."""
+    if not os.path.isfile(path):
+        raise ConfigError(f"recipe {path!r} is not a file; give the path of a TOML recipe such as recipes/digits.toml")
+    try:
+        with open(path, "rb") as file:
+            values = tomllib.load(file)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"recipe {path!r} is not valid TOML: {error}") from error
+    for change in changes:
+        apply(values, change)
+    return parse(values)
+
+
+def apply(values: dict[str, Any], change: str) -> None:
+    """Puts one `key.path=value` into a recipe's values; a value is TOML, and a bare word is a string.
+
+    >>> values = {"train": {"epochs": 3}}
+    >>> apply(values, "train.epochs=5"); apply(values, "strategy.name=mpca"); values
+    {'train': {'epochs': 5}, 'strategy': {'name': 'mpca'}}
+    """
+    path, equals, text = change.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise ConfigError(f"--set {change!r} is not understood; write it as --set train.epochs=5")
+    target = values
+    for key in keys[:-1]:
+        target = target.setdefault(key, {})
+        if not isinstance(target, dict):
+            raise ConfigError(f"--set {change!r}: {key!r} is a value, not a section")
+    target[keys[-1]] = _value(text.strip())
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def parse(values: Mapping[str, Any]) -> Recipe:
+    """A recipe from plain values; every key that is not understood is refused with its path and the nearest."""
+    hints = get_type_hints(Recipe)
+    sections: dict[str, Any] = {}
+    for name, content in values.items():
+        if name not in hints:
+            raise ConfigError(f"[{name}] is not a section of a recipe. {nearest(name, hints)}")
+        if not isinstance(content, dict):
+            raise ConfigError(f"{name} = {content!r} is a value; write it as a section [{name}]")
+        sections[name] = (
+            dict(content) if hints[name] is dict or name == "strategy" else _section(hints[name], name, content)
+        )
+    return Recipe(**sections)
+
+
+def _section(kind: Any, path: str, values: Mapping[str, Any]) -> Any:
+    hints = get_type_hints(kind)
+    for key, value in values.items():
+        if key not in hints:
+            raise ConfigError(f"{path}.{key} is not known. {nearest(key, hints)}")
+        if not _fits(value, hints[key]):
+            wanted = str(hints[key]).replace("<class '", "").replace("'>", "").replace("typing.", "")
+            raise ConfigError(f"{path}.{key} = {value!r} is {type(value).__name__}; it must be {wanted}")
+    return kind(**values)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    options = getattr(hint, "__args__", None) if "|" in str(hint) else None
+    if options:
+        return any(_fits(value, option) for option in options)
+    origin = getattr(hint, "__origin__", hint)
+    if origin is Any:
+        return True
+    if origin is list:
+        return isinstance(value, list) and all(_fits(item, hint.__args__[0]) for item in value)
+    if origin in (int, float) and isinstance(value, bool):
+        return False
+    return isinstance(value, origin)
+
+
+def sections() -> dict[str, list[str]]:
+    """The keys of every section, for help texts."""
+    hints = get_type_hints(Recipe)
+    return {
+        name: [f.name for f in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else ["name", "…its knobs"]
+        for name, kind in hints.items()
+    }

@@ -1,0 +1,351 @@
+"""Membership in virtual time: seats, generations, deadlines, and random lives of workers."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from thinwire.engine.membership import Deadlines, Lost, Membership, Send
+
+QUICK = Deadlines(start_s=60.0, silence_s=10.0, prepare_s=5.0, rejoin_s=30.0, settle_s=0.5)
+
+
+def hello(attempt: int = 0) -> dict[str, Any]:
+    return {"t": "join", "a": attempt, "address": f"somewhere:{attempt}", "host": "h", "pid": 1}
+
+
+def answer(attempt: int, generation: int, *, landed: int = 0, fresh: bool = True, digest: str = "d") -> dict[str, Any]:
+    return {"a": attempt, "g": generation, "landed": landed, "fresh": fresh, "digest": digest}
+
+
+def sent(decisions: list[Send | Lost], kind: str) -> list[Send]:
+    return [d for d in decisions if isinstance(d, Send) and d.header["t"] == kind]
+
+
+def lost(decisions: list[Send | Lost]) -> list[tuple[int, int]]:
+    return [(d.worker, d.attempt) for d in decisions if isinstance(d, Lost)]
+
+
+def formed(workers: int, now: float = 1.0, deadlines: Deadlines = QUICK) -> Membership:
+    """A run whose first generation is committed at `now`."""
+    members = Membership(workers, deadlines)
+    for worker in range(workers):
+        members.join(hello(), worker, now - 1)
+    assert len(sent(members.tick(now), "prepare")) == workers
+    for worker in range(workers):
+        committed = members.prepared(answer(0, 1), worker, now)
+    assert len(sent(committed, "commit")) == workers
+    return members
+
+
+def beat_all(members: Membership, now: float) -> None:
+    for seat in members.seats.values():
+        assert members.beat({"a": seat.attempt}, seat.worker, now)
+
+
+# -- the start --------------------------------------------------------------------------------------------------------
+
+
+def test_the_start_waits_for_every_worker() -> None:
+    members = Membership(3, QUICK)
+    members.join(hello(), 0, 0.0)
+    members.join(hello(), 2, 1.0)
+    for now in (2.0, 5.0, 9.0):
+        beat_all(members, now)
+        assert members.tick(now) == []
+    members.join(hello(), 1, 9.0)
+    assert members.missing() == ()
+    assert len(sent(members.tick(9.6), "prepare")) == 3
+
+
+def test_the_start_goes_on_without_those_who_do_not_come() -> None:
+    members = Membership(3, QUICK)
+    members.join(hello(), 0, 0.0)
+    members.join(hello(), 2, 1.0)
+    for now in range(1, 60):
+        beat_all(members, float(now))
+        assert members.tick(float(now)) == []
+    beat_all(members, 60.0)
+    assert [s.worker for s in sent(members.tick(60.0), "prepare")] == [0, 2]
+
+
+def test_joins_close_together_make_one_generation() -> None:
+    members = formed(2)
+    members.workers = 5
+    for worker, now in ((2, 5.0), (3, 5.2), (4, 5.4)):
+        members.join(hello(), worker, now)
+        assert sent(members.tick(now), "prepare") == []
+    prepares = sent(members.tick(6.0), "prepare")
+    assert sorted(s.worker for s in prepares) == [0, 1, 2, 3, 4]
+    assert {s.header["g"] for s in prepares} == {2}
+    assert members.tick(6.1) == []
+
+
+def test_a_loss_and_a_join_close_together_make_one_generation() -> None:
+    members = formed(3)
+    assert lost(members.lose(1, 0, "killed", 5.0)) == [(1, 0)]
+    members.join(hello(1), 1, 5.3)
+    assert sent(members.tick(5.6), "prepare") == []
+    prepares = sent(members.tick(5.9), "prepare")
+    assert sorted((s.worker, s.attempt) for s in prepares) == [(0, 0), (1, 1), (2, 0)]
+
+
+# -- commits ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_last_answer_commits_and_no_earlier_one() -> None:
+    members = Membership(3, QUICK)
+    for worker in range(3):
+        members.join(hello(), worker, 0.0)
+    members.tick(1.0)
+    assert members.prepared(answer(0, 1), 0, 1.0) == []
+    assert members.prepared(answer(0, 1), 0, 1.0) == []
+    assert members.prepared(answer(0, 1), 2, 1.0) == []
+    commits = sent(members.prepared(answer(0, 1), 1, 1.0), "commit")
+    assert sorted(s.worker for s in commits) == [0, 1, 2]
+    assert members.members == (0, 1, 2)
+    assert sorted(commits[0].header["members"]) == ["0", "1", "2"]
+
+
+def test_answers_to_an_older_call_or_of_another_attempt_do_not_count() -> None:
+    members = formed(2)
+    members.join(hello(1), 1, 2.0)
+    members.tick(3.0)
+    assert members.generation == 2
+    assert members.prepared(answer(0, 1), 0, 3.0) == []
+    assert members.prepared(answer(0, 2), 1, 3.0) == []
+    assert members.prepared(answer(1, 2), 1, 3.0) == []
+    assert len(sent(members.prepared(answer(0, 2), 0, 3.0), "commit")) == 2
+
+
+def test_a_join_while_answers_come_in_starts_the_call_again() -> None:
+    members = formed(3)
+    members.lose(2, 0, "killed", 2.0)
+    members.tick(3.0)
+    members.prepared(answer(0, 2, fresh=False), 0, 3.0)
+    members.join(hello(1), 2, 3.1)
+    assert members.prepared(answer(0, 2, fresh=False), 1, 3.2) == []
+    assert {s.header["g"] for s in sent(members.tick(4.0), "prepare")} == {3}
+
+
+def test_the_reference_has_landed_most_among_those_that_are_not_fresh() -> None:
+    members = Membership(4, QUICK)
+    for worker in range(4):
+        members.join(hello(), worker, 0.0)
+    members.tick(1.0)
+    members.prepared(answer(0, 1, landed=99, fresh=True), 0, 1.0)
+    members.prepared(answer(0, 1, landed=6, fresh=False), 1, 1.0)
+    members.prepared(answer(0, 1, landed=7, fresh=False, digest="two"), 2, 1.0)
+    commits = sent(members.prepared(answer(0, 1, landed=7, fresh=False, digest="three"), 3, 1.0), "commit")
+    header = commits[0].header
+    assert (header["reference"], header["landed"], header["digest"]) == (2, 7, "two")
+
+
+def test_a_successor_is_told_where_its_predecessor_was() -> None:
+    members = formed(2)
+    members.beat({"a": 0, "progress": {"position": [2, 5], "steps": 40, "rows": 640}}, 1, 2.0)
+    members.lose(1, 0, "killed", 3.0)
+    members.join(hello(1), 1, 3.1)
+    members.tick(4.0)
+    members.prepared(answer(0, 2, fresh=False, landed=4), 0, 4.0)
+    header = sent(members.prepared(answer(1, 2), 1, 4.0), "commit")[0].header
+    assert header["members"]["1"]["position"] == [2, 5]
+    assert header["members"]["1"]["steps"] == 40
+    assert "position" not in header["members"]["0"]
+    assert header["totals"] == {"1": 640}
+
+
+# -- the fence --------------------------------------------------------------------------------------------------------
+
+
+def test_a_newer_attempt_takes_the_seat_and_the_older_is_told_to_leave() -> None:
+    members = formed(2)
+    decisions = members.join(hello(1), 1, 2.0)
+    assert lost(decisions) == [(1, 0)]
+    assert [(s.worker, s.attempt) for s in sent(decisions, "leave")] == [(1, 0)]
+    assert members.seats[1].attempt == 1
+
+
+def test_an_older_attempt_never_gets_the_seat_back_even_when_it_is_empty() -> None:
+    members = formed(2)
+    members.join(hello(2), 1, 2.0)
+    members.lose(1, 2, "killed", 3.0)
+    for attempt in (0, 1):
+        decisions = members.join(hello(attempt), 1, 4.0)
+        assert [(s.worker, s.attempt) for s in sent(decisions, "leave")] == [(1, attempt)]
+        assert 1 not in members.seats
+        assert not members.beat({"a": attempt}, 1, 4.0)
+
+
+@pytest.mark.parametrize("worker", [-1, 2, 1000])
+def test_a_worker_that_the_run_does_not_have_is_told_to_leave(worker: int) -> None:
+    members = formed(2)
+    assert len(sent(members.join(hello(), worker, 2.0), "leave")) == 1
+    assert sorted(members.seats) == [0, 1]
+
+
+# -- deadlines --------------------------------------------------------------------------------------------------------
+
+
+def test_silence_loses_a_seat() -> None:
+    members = formed(2, now=1.0)
+    members.beat({"a": 0}, 0, 10.0)
+    assert members.tick(11.0) == []
+    decisions = members.tick(11.1)
+    assert lost(decisions) == [(1, 0)]
+    assert [s.worker for s in sent(members.tick(12.0), "prepare")] == [0]
+
+
+def test_who_does_not_answer_a_call_is_lost_and_the_others_are_called_again() -> None:
+    members = formed(3)
+    members.lose(2, 0, "killed", 2.0)
+    members.tick(3.0)
+    members.prepared(answer(0, 2, fresh=False), 0, 3.0)
+    beat_all(members, 8.0)
+    assert members.tick(8.0) == []
+    assert lost(members.tick(8.1)) == [(1, 0)]
+    assert [s.worker for s in sent(members.tick(9.0), "prepare")] == [0]
+    assert len(sent(members.prepared(answer(0, 3, fresh=False), 0, 9.0), "commit")) == 1
+
+
+def test_who_was_never_called_is_not_lost_for_not_answering_during_the_start() -> None:
+    """1. all join and are called. 2. one dies before the commit. 3. its replacement comes after prepare_s."""
+    members = Membership(2, QUICK)
+    members.join(hello(), 0, 0.0)
+    members.join(hello(), 1, 0.0)
+    members.tick(1.0)
+    members.prepared(answer(0, 1), 0, 1.0)
+    members.lose(1, 0, "killed", 1.5)
+    for now in (2.0, 5.0, 8.0):
+        beat_all(members, now)
+        assert members.tick(now) == []
+    members.join(hello(1), 1, 9.0)
+    assert lost(members.tick(9.1)) == []
+    beat_all(members, 9.6)
+    assert sorted((s.worker, s.attempt) for s in sent(members.tick(9.6), "prepare")) == [(0, 0), (1, 1)]
+
+
+def test_who_was_never_called_is_not_lost_for_another_who_did_not_answer() -> None:
+    members = formed(3)
+    members.lose(2, 0, "killed", 2.0)
+    members.tick(3.0)
+    members.prepared(answer(0, 2, fresh=False), 0, 3.0)
+    beat_all(members, 7.9)
+    members.join(hello(1), 2, 7.9)  # settles at 8.4; worker 1 is late from 8.0 on
+    assert lost(members.tick(8.1)) in ([], [(1, 0)])
+
+
+def test_all_may_leave_and_come_back() -> None:
+    members = formed(2)
+    for worker in range(2):
+        members.lose(worker, 0, "killed", 2.0)
+    assert members.tick(3.0) == []
+    members.join(hello(1), 0, 20.0)
+    assert [s.worker for s in sent(members.tick(21.0), "prepare")] == [0]
+
+
+# -- random lives -----------------------------------------------------------------------------------------------------
+
+
+class World:
+    """Workers that join, beat, answer, fall silent and come back, as the seed has it, beside a `Membership`."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.workers = self.rng.randint(1, 5)
+        self.members = Membership(self.workers, QUICK)
+        self.now = 0.0
+        self.attempts = dict.fromkeys(range(self.workers), -1)
+        self.called: dict[tuple[int, int], int] = {}
+        self.answered: dict[tuple[int, int], dict[str, Any]] = {}
+        self.left: set[tuple[int, int]] = set()
+
+    def take(self, decisions: list[Send | Lost]) -> None:
+        commits = sent(decisions, "commit")
+        for send in sent(decisions, "prepare"):
+            self.called[send.worker, send.attempt] = send.header["g"]
+        for send in sent(decisions, "leave"):
+            assert send.attempt < self.attempts[send.worker] or send.attempt < self.members.attempts[send.worker]
+            self.left.add((send.worker, send.attempt))
+        for gone in (d for d in decisions if isinstance(d, Lost)):
+            seat = self.members.seats.get(gone.worker)
+            assert seat is None or seat.attempt > gone.attempt
+        if commits:
+            self.check_commit(commits)
+        self.check_seats()
+
+    def check_commit(self, commits: list[Send]) -> None:
+        generation = self.members.generation
+        seats = {(s.worker, s.attempt) for s in self.members.seats.values()}
+        assert {(s.worker, s.attempt) for s in commits} == seats
+        assert all(self.answered[seat]["g"] == generation for seat in seats)
+        header = commits[0].header
+        assert all(send.header == header for send in commits)
+        answers = {worker: self.answered[worker, attempt] for worker, attempt in seats}
+        kept = [a for a in answers.values() if not a["fresh"]] or list(answers.values())
+        reference = answers[header["reference"]]
+        assert reference in kept
+        assert reference["landed"] == header["landed"] == max(a["landed"] for a in kept)
+
+    def check_seats(self) -> None:
+        for worker, seat in self.members.seats.items():
+            assert seat.worker == worker
+            assert seat.attempt == self.members.attempts[worker]
+            assert (worker, seat.attempt) not in self.left
+
+    def step(self) -> None:
+        self.now += self.rng.choice((0.0, 0.1, 0.4, 1.0, 3.0))
+        worker = self.rng.randrange(self.workers)
+        seat = self.members.seats.get(worker)
+        attempt = self.attempts[worker]
+        match self.rng.randrange(7):
+            case 0:
+                self.attempts[worker] += 1
+                self.take(self.members.join(hello(attempt + 1), worker, self.now))
+            case 1 if attempt > 0:
+                old = self.rng.randrange(attempt)
+                before = dict(self.members.seats)
+                self.take(self.members.join(hello(old), worker, self.now))
+                assert self.members.seats == before
+            case 2 if seat is not None:
+                self.take(self.members.lose(worker, seat.attempt, "killed", self.now))
+            case 3 if seat is not None:
+                assert self.members.beat({"a": seat.attempt}, worker, self.now)
+            case _:
+                due = [s for s in self.members.seats.values() if (s.worker, s.attempt) in self.called]
+                for seat in self.rng.sample(due, self.rng.randint(0, len(due))):
+                    key = (seat.worker, seat.attempt)
+                    told = answer(
+                        seat.attempt, self.called[key], landed=self.rng.randint(0, 5), fresh=self.rng.random() < 0.4
+                    )
+                    self.answered[key] = told
+                    self.take(self.members.prepared(told, seat.worker, self.now))
+        self.take(self.members.tick(self.now))
+
+
+def test_no_life_of_workers_breaks_the_rules() -> None:
+    for seed in range(150):
+        world = World(seed)
+        for _ in range(80):
+            world.step()
+
+
+def test_a_run_whose_workers_stay_and_answer_comes_to_a_generation_of_all() -> None:
+    for seed in range(60):
+        world = World(seed)
+        for _ in range(40):
+            world.step()
+        for _ in range(50):
+            world.now += 0.2
+            for worker in set(range(world.workers)) - set(world.members.seats):
+                world.attempts[worker] += 1
+                world.take(world.members.join(hello(world.attempts[worker]), worker, world.now))
+            beat_all(world.members, world.now)
+            world.take(world.members.tick(world.now))
+            for seat in list(world.members.seats.values()):
+                told = answer(seat.attempt, world.called.get((seat.worker, seat.attempt), 0))
+                world.answered[seat.worker, seat.attempt] = told
+                world.take(world.members.prepared(told, seat.worker, world.now))
+        assert world.members.members == tuple(range(world.workers)), f"with seed {seed}"

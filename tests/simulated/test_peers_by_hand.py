@@ -1,0 +1,297 @@
+"""Mesh peers turned by hand: no threads, so that one interleaving can be written down and kept."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from thinwire.checkpoint import decode, encode
+from thinwire.engine.joint import JointState
+from thinwire.engine.membership import Deadlines, Membership, Send
+from thinwire.engine.ports import COORDINATOR, Message
+from thinwire.engine.signals import Asked, Landed, Signal
+from thinwire.exchange.peer import MeshPeer, Seat, Trees
+from thinwire.strategies import MPCA, Relay, SparkNet, Strategy
+
+SIZE = 2048
+
+
+class HandLink:
+    """Messages wait on their wire until the test delivers them."""
+
+    def __init__(self, stage: Stage, me: int) -> None:
+        self._stage, self._me = stage, me
+        self.address = f"hand:{me}"
+        self.refused = 0
+        self.ready: list[Message] = []
+
+    def connect(self, peers: Mapping[int, str]) -> None:
+        pass
+
+    def send(self, peer: int, header: dict[str, Any], payload: memoryview | None = None) -> None:
+        copied = None if payload is None else memoryview(bytearray(payload))
+        message = Message(self._me, json.loads(json.dumps(header)), copied)
+        self._stage.wires.setdefault((self._me, peer), deque()).append(message)
+
+    def receive(self, timeout_s: float) -> list[Message]:
+        found, self.ready = self.ready, []
+        return found
+
+    def wake(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Stage:
+    """Peers, the wires between them, and a coordinator that answers when it is asked to."""
+
+    def __init__(self, workers: int, strategy: Strategy, *, size: int = SIZE, codec_name: str = "float32") -> None:
+        self.wires: dict[tuple[int, int], deque[Message]] = {}
+        self.membership = Membership(workers, Deadlines(settle_s=0.0))
+        self.peers: dict[int, MeshPeer] = {}
+        self.joints: dict[int, JointState] = {}
+        self.signals: dict[int, list[Signal]] = {}
+        self.now = 0.0
+        for worker in range(workers):
+            self.joints[worker] = JointState(strategy, torch.zeros(size), workers)
+            self.peers[worker] = MeshPeer(
+                HandLink(self, worker),
+                Seat(worker, 0, {}),
+                self.joints[worker],
+                codec_name=codec_name,
+                trees=Trees(encode, decode),
+            )
+            self.peers[worker]._digest = "same"
+            self.signals[worker] = []
+            self._decide(self.membership.join({"a": 0, "address": f"hand:{worker}"}, worker, self.now))
+        self.coordinate()
+        self.settle()
+
+    def coordinate(self) -> None:
+        """The coordinator takes in what has come, and its answers reach the peers' inboxes."""
+        for worker in self.peers:
+            for message in self.wires.pop((worker, COORDINATOR), ()):
+                if message.header["t"] == "prepared":
+                    self._decide(self.membership.prepared(message.header, worker, self.now))
+        self._decide(self.membership.tick(self.now))
+
+    def _decide(self, decisions: Any) -> None:
+        for decision in decisions:
+            if isinstance(decision, Send) and decision.worker in self.peers:
+                header = json.loads(json.dumps(decision.header))
+                self.peers[decision.worker]._link.ready.append(Message(COORDINATOR, header))
+
+    def kill(self, worker: int) -> None:
+        self.peers.pop(worker)
+        for wire in [pair for pair in self.wires if pair[1] == worker]:
+            self.wires.pop(wire)
+        self._decide(self.membership.lose(worker, 0, "killed", self.now))
+
+    def deliver(self, sender: int, receiver: int, kind: str | None = None) -> None:
+        """Puts a wire's messages (of one kind, and those before them) into the receiver's inbox."""
+        wire = self.wires.get((sender, receiver), deque())
+        while wire and (kind is None or any(m.header["t"] == kind for m in wire)):
+            self.peers[receiver]._link.ready.append(wire.popleft())
+
+    def turn(self, worker: int) -> None:
+        peer = self.peers[worker]
+        peer._turn()
+        for signal in peer.signals():
+            self.signals[worker].append(signal)
+            if isinstance(signal, Asked):
+                peer.donate(signal.peer, {"joint": self.joints[worker].tree()})
+
+    def settle(self) -> None:
+        """Delivers and turns until nothing moves."""
+        for _ in range(30):
+            for sender, receiver in list(self.wires):
+                if receiver in self.peers:
+                    self.deliver(sender, receiver)
+            for worker in list(self.peers):
+                self.turn(worker)
+            self.coordinate()
+
+    def launch(self, worker: int, value: float, note: dict[str, Any] | None = None) -> int:
+        round, fragment = self.peers[worker].claim()
+        self.peers[worker].launch(round, fragment, torch.full((fragment.size,), value), 1.0, note or {})
+        return round
+
+    def landed(self) -> list[int]:
+        return [self.joints[worker].landed for worker in self.peers]
+
+    def assert_same(self) -> None:
+        models = [self.joints[worker].model for worker in self.peers]
+        assert all(torch.equal(models[0], model) for model in models[1:])
+
+
+def test_a_generation_forms_and_a_round_lands_everywhere() -> None:
+    stage = Stage(3, SparkNet())
+    for worker in range(3):
+        stage.launch(worker, worker + 1.0)
+    stage.settle()
+    assert stage.landed() == [1, 1, 1]
+    stage.assert_same()
+    assert torch.equal(stage.joints[0].model, torch.full((SIZE,), 2.0))
+
+
+def test_a_round_completed_in_the_same_turn_as_a_prepare_is_landed_by_all_or_by_none() -> None:
+    """What the peer must not do.
+
+    1. worker 0's inbox holds the last sum of round 0 and then prepare(2), and it takes both in one turn
+    2. round 0 is complete there but not merged: it answers that it has landed nothing, as does worker 1
+    3. commit(2), without worker 2: worker 1 launches round 0 again; worker 0 merges the old mean, and never launches
+    """
+    stage = Stage(3, SparkNet())
+    for worker in range(3):
+        stage.launch(worker, worker + 1.0)
+        stage.turn(worker)
+    for sender in range(3):
+        for receiver in range(3):
+            stage.deliver(sender, receiver, "part")
+    for worker in range(3):
+        stage.turn(worker)
+    stage.deliver(0, 1, "sum")
+    stage.deliver(1, 0, "sum")
+    stage.deliver(2, 0, "sum")
+    stage.kill(2)
+    stage.coordinate()
+    stage.settle()
+    assert len(set(stage.landed())) == 1, f"rounds landed: {stage.landed()}"
+    assert stage.landed() == [1, 1]
+    stage.assert_same()
+    for worker in range(2):
+        stage.launch(worker, 5.0)
+    stage.settle()
+    assert stage.landed() == [2, 2]
+    stage.assert_same()
+
+
+def test_rounds_that_completed_out_of_order_are_not_lost_with_the_generation() -> None:
+    """A small model has an empty fragment, whose round completes at once, ahead of the round before it."""
+    stage = Stage(3, MPCA(fragments=3), size=512)
+    for worker in range(3):
+        for _ in range(1):
+            stage.launch(worker, worker + 1.0)
+    stage.settle()
+    for worker in range(3):
+        stage.launch(worker, worker + 1.0)
+        stage.launch(worker, worker + 1.0)  # round 2 is of the empty fragment
+        stage.turn(worker)
+    stage.kill(2)
+    stage.coordinate()
+    stage.settle()
+    assert stage.landed() == [3, 3]
+    stage.assert_same()
+
+
+def test_a_claim_by_a_worker_that_fell_behind_follows_the_newest_setting() -> None:
+    """What must not end the worker.
+
+    1. round 0 goes on without worker 2 (quorum); its note puts four fragments in force from round 1 on
+    2. worker 2 hears of round 1 before it has all of round 0: it follows round 0, and its next claim is round 1
+    3. its main thread claims round 1 now, when round 0 has not landed there: by the old setting, the whole model
+    """
+    strategy = Relay(bits=8, fragments="auto", quorum=0.5, grace_s=0.0)
+    stage = Stage(3, strategy)
+    new = {"fragments": 4, "codec": "int8", "momentum": 0.0}
+    stage.launch(0, 1.0, {"setting": new, "since": 1})
+    stage.launch(1, 2.0)
+    for _ in range(4):  # all but what worker 1 sends worker 2 in the end
+        for sender, receiver in list(stage.wires):
+            if receiver in stage.peers and (sender, receiver) != (1, 2):
+                stage.deliver(sender, receiver)
+        stage.deliver(1, 2, "part")
+        for worker in range(3):
+            stage.turn(worker)
+    assert stage.landed()[:2] == [1, 1]
+    stage.launch(0, 1.0)
+    stage.launch(1, 2.0)
+    stage.turn(0)
+    stage.turn(1)
+    stage.deliver(0, 2)
+    stage.turn(2)
+    assert stage.launch(2, 3.0) == 1
+    stage.settle()
+    assert stage.landed() == [2, 2, 2]
+    stage.assert_same()
+
+
+def test_what_compression_left_of_a_round_that_only_others_landed_is_still_owed() -> None:
+    """Worker 1's contribution is in the joint model it then asks for; the part that int2 left behind is not."""
+    stage = Stage(3, SparkNet(), codec_name="int2")
+    gradient = torch.linspace(-1.0, 1.0, SIZE)
+    for worker in range(3):
+        round, fragment = stage.peers[worker].claim()
+        stage.peers[worker].launch(round, fragment, gradient * (worker + 1), 1.0, {})
+        stage.turn(worker)
+    for sender in range(3):
+        for receiver in range(3):
+            stage.deliver(sender, receiver, "part")
+    for worker in range(3):
+        stage.turn(worker)
+    stage.deliver(1, 0, "sum")
+    stage.deliver(2, 0, "sum")
+    stage.turn(0)
+    assert stage.landed() == [1, 0, 0]
+    behind = stage.peers[1]
+    owed = behind._residual + 3 * behind._owner_residual
+    stage.kill(2)
+    stage.coordinate()
+    stage.settle()
+    assert stage.landed() == [1, 1]
+    stage.assert_same()
+    assert torch.allclose(behind._residual + 2 * behind._owner_residual, owed, atol=1e-5)
+
+
+def test_a_worker_that_joins_late_holds_what_all_hold() -> None:
+    stage = Stage(2, MPCA(fragments=2))
+    for _ in range(3):
+        for worker in range(2):
+            stage.launch(worker, worker + 1.0)
+        stage.settle()
+    stage.membership.workers = 3
+    joint = JointState(MPCA(fragments=2), torch.zeros(SIZE), 3)
+    peer = MeshPeer(HandLink(stage, 2), Seat(2, 0, {}), joint, codec_name="float32", trees=Trees(encode, decode))
+    stage.peers[2], stage.joints[2], stage.signals[2] = peer, joint, []
+    stage._decide(stage.membership.join({"a": 0, "address": "hand:2"}, 2, stage.now))
+    for worker in range(2):
+        stage.launch(worker, 7.0)  # while the generation forms
+    stage.settle()
+    assert stage.landed() == [4, 4, 4]
+    for worker in range(3):
+        stage.launch(worker, worker + 2.0)
+    stage.settle()
+    assert stage.landed() == [5, 5, 5]
+    for field in range(2):
+        states = [stage.joints[worker].state[field] for worker in range(3)]
+        assert torch.equal(states[0], states[1])
+        assert torch.equal(states[0], states[2])
+
+
+@pytest.mark.parametrize("header", [{"t": "want"}, {"t": "want", "g": "x"}, {"t": "state"}, {"t": "state", "g": 1}, {}])
+def test_a_malformed_message_from_a_peer_does_not_end_the_exchange(header: dict[str, Any]) -> None:
+    stage = Stage(2, SparkNet())
+    stage.peers[0]._link.ready.append(Message(1, header))
+    for worker in range(2):
+        stage.launch(worker, 1.0)
+    stage.settle()
+    assert stage.landed() == [1, 1]
+
+
+def test_a_snapshot_comes_with_a_reply_only_where_this_worker_did_not_contribute() -> None:
+    stage = Stage(2, SparkNet())
+    stage.launch(0, 4.0)
+    round, fragment = stage.peers[1].claim()
+    stage.peers[1].launch(round, fragment, None, 0.0, {})
+    stage.settle()
+    found = [next(s for s in stage.signals[w] if isinstance(s, Landed)) for w in range(2)]
+    assert found[0].snapshot is None
+    assert torch.equal(found[1].snapshot, torch.zeros(SIZE))
+    assert all(torch.equal(s.reply, torch.full((SIZE,), 4.0)) for s in found)
