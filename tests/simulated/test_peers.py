@@ -19,7 +19,7 @@ from thinwire.strategies import MPCA, DiLoCo, Relay, Share, SparkNet, Strategy, 
 
 SIZE = 1500
 ROUNDS = 12
-DEADLINE_S = 6.0
+DEADLINE_S = 10.0
 
 STRATEGIES: dict[str, Strategy] = {
     "synchronous": Synchronous(),

@@ -14,7 +14,7 @@ from thinwire.checkpoint import decode, encode
 from thinwire.engine.joint import JointState
 from thinwire.engine.membership import Deadlines, Membership, Send
 from thinwire.engine.ports import COORDINATOR, Message
-from thinwire.engine.signals import Asked, Landed, Signal
+from thinwire.engine.signals import Asked, Caught, Landed, Signal
 from thinwire.exchange.peer import MeshPeer, Seat, Trees
 from thinwire.strategies import MPCA, Relay, SparkNet, Strategy
 
@@ -59,6 +59,8 @@ class Stage:
         self.joints: dict[int, JointState] = {}
         self.signals: dict[int, list[Signal]] = {}
         self.now = 0.0
+        self.hold_donations = False
+        self.asked: list[tuple[int, int]] = []
         for worker in range(workers):
             self.joints[worker] = JointState(strategy, torch.zeros(size), workers)
             self.peers[worker] = MeshPeer(
@@ -106,7 +108,20 @@ class Stage:
         for signal in peer.signals():
             self.signals[worker].append(signal)
             if isinstance(signal, Asked):
-                peer.donate(signal.peer, {"joint": self.joints[worker].tree()})
+                self.asked.append((worker, signal.peer))
+        if not self.hold_donations:
+            self.donate()
+
+    def donate(self) -> None:
+        """The main threads send the joint state to those who asked."""
+        asked, self.asked = self.asked, []
+        for worker, peer in asked:
+            self.peers[worker].donate(peer, {"joint": self.joints[worker].tree()})
+
+    def heard_of(self, worker: int) -> set[int]:
+        """Rounds whose end the main thread was told: it waits for every round that it has claimed."""
+        found = {s.round for s in self.signals[worker] if isinstance(s, Landed)}
+        return found | {r for s in self.signals[worker] if isinstance(s, Caught) for _, r in s.contributed}
 
     def settle(self) -> None:
         """Delivers and turns until nothing moves."""
@@ -166,11 +181,71 @@ def test_a_round_completed_in_the_same_turn_as_a_prepare_is_landed_by_all_or_by_
     assert len(set(stage.landed())) == 1, f"rounds landed: {stage.landed()}"
     assert stage.landed() == [1, 1]
     stage.assert_same()
+    assert all(stage.heard_of(worker) == {0} for worker in range(2))
     for worker in range(2):
         stage.launch(worker, 5.0)
     stage.settle()
     assert stage.landed() == [2, 2]
     stage.assert_same()
+
+
+def test_a_round_completed_before_the_joint_state_came_is_still_told_to_the_main_thread() -> None:
+    """What leaves the main thread waiting for ever.
+
+    1. worker 0 has landed round 0 when worker 2 dies, worker 1 has not; round 1 is in flight
+    2. commit: worker 1 asks for the joint state, and launches round 1 again, as worker 0 does
+    3. round 1 completes; worker 0 lands it, and only then sends its joint state, which holds round 1
+    4. worker 1 takes the state over and drops its own completed round 1: no reply, and no word that it counted
+    """
+    stage = Stage(3, MPCA(fragments=3))
+    for worker in range(3):
+        stage.launch(worker, 1.0)
+        stage.turn(worker)
+    for sender in range(3):
+        for receiver in range(3):
+            stage.deliver(sender, receiver, "part")
+    for worker in range(3):
+        stage.turn(worker)
+    stage.deliver(1, 0, "sum")
+    stage.deliver(2, 0, "sum")
+    stage.turn(0)
+    assert stage.landed() == [1, 0, 0]
+    for worker in range(2):
+        stage.launch(worker, 2.0)
+        stage.turn(worker)
+    stage.kill(2)
+    stage.coordinate()
+    stage.hold_donations = True
+    stage.settle()
+    assert stage.landed() == [2, 0]
+    stage.hold_donations = False
+    stage.settle()
+    assert stage.landed() == [2, 2]
+    stage.assert_same()
+    assert [stage.heard_of(worker) for worker in range(2)] == [{0, 1}, {0, 1}]
+
+
+def test_a_round_completed_with_a_prepare_and_landed_elsewhere_is_told_to_the_main_thread() -> None:
+    """As above, but worker 1 has landed round 0: worker 0 drops its completed round for worker 1's joint state."""
+    stage = Stage(3, SparkNet())
+    for worker in range(3):
+        stage.launch(worker, worker + 1.0)
+        stage.turn(worker)
+    for sender in range(3):
+        for receiver in range(3):
+            stage.deliver(sender, receiver, "part")
+    for worker in range(3):
+        stage.turn(worker)
+    for owner, receiver in ((0, 1), (2, 1)):
+        stage.deliver(owner, receiver, "sum")
+    stage.turn(1)
+    for owner in (1, 2):
+        stage.deliver(owner, 0, "sum")
+    stage.kill(2)
+    stage.coordinate()
+    stage.settle()
+    assert stage.landed() == [1, 1]
+    assert [stage.heard_of(worker) for worker in range(2)] == [{0}, {0}]
 
 
 def test_rounds_that_completed_out_of_order_are_not_lost_with_the_generation() -> None:

@@ -107,7 +107,7 @@ def paced_steps(
     exchanging: bool,
 ) -> dict[str, Any]:
     """Steps per second of one worker in the real worker loop, after `warm_up` steps."""
-    chosen = strategy(name, **knobs)
+    chosen = strategy(name, knobs)
     replica = PacedReplica(size, step_s, place.worker, None if exchanging else chosen)
     joint = JointState(chosen, replica.vector.detach().clone(), place.workers)
     peer = join(place, joint, codec, ROWS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,6 +12,22 @@ from torch import Tensor
 from thinwire.engine.schedule import Cut, Cuts
 from thinwire.parameters import Fragment
 from thinwire.strategies import Measured, Setting, Strategy
+
+PIECE = 1 << 16
+"""Elements that a strategy's arithmetic is given at once: temporaries of this size stay in the cache, where those of a
+whole fragment would be new memory each time, and touching new memory costs more than the arithmetic."""
+
+
+def pieces(fragment: Fragment, state: Any, size: int) -> Iterator[tuple[Fragment, Fragment]]:
+    """The pieces of a fragment to give to a strategy, each in the flat vector and within the fragment.
+
+    There is one only, the whole, where the state has numbers: they change once a round.
+    """
+    fields = state if isinstance(state, tuple) else ()
+    step = PIECE if all(_full(v, size) for v in fields) else max(1, fragment.size)
+    for start in range(0, fragment.size, step):
+        stop = min(fragment.size, start + step)
+        yield Fragment(fragment.start + start, fragment.start + stop), Fragment(start, stop)
 
 
 def slice_state(state: Any, fragment: Fragment, size: int) -> Any:
@@ -43,7 +60,8 @@ def _full(value: Any, size: int) -> bool:
 class JointState:
     """The joint state, the number of rounds merged into it, and the cuts those rounds follow.
 
-    Merged on the exchange thread, read and replaced on the main thread: every method takes the lock.
+    Merged on the exchange thread, read and replaced on the main thread: every method takes the lock, save those asked
+    at every step, which must not wait for a merge that goes on. They read cuts and a count that are replaced whole.
     """
 
     def __init__(self, strategy: Strategy, x: Tensor, workers: int) -> None:
@@ -61,32 +79,46 @@ class JointState:
         return getattr(self.state, "model", None)
 
     def fragment(self, round: int) -> Fragment:
-        with self.lock:
-            return self.cuts.at(round).fragment(round)
+        return self.cuts.at(round).fragment(round)
 
     def cycle(self) -> int:
         """The cycle that the newest reply belongs to."""
-        with self.lock:
-            return self.cuts.at(self.landed).cycle(self.landed)
+        landed = self.landed
+        return self.cuts.at(landed).cycle(landed)
 
-    def contribution(self, fragment: Fragment, snapshot: Tensor) -> Tensor:
+    def contribution(self, fragment: Fragment, snapshot: Tensor, out: Tensor | None = None) -> Tensor:
+        """What a snapshot contributes; written to `out` where it is given, and then that is returned."""
         with self.lock:
-            return self.strategy.contribute(slice_state(self.state, fragment, self.size), snapshot)
+            if not self.state:  # nothing beside the vector: what comes back may be the snapshot itself
+                return self.strategy.contribute(self.state, snapshot)
+            values = torch.empty_like(snapshot) if out is None else out
+            for piece, near in pieces(fragment, self.state, self.size):
+                part = self.strategy.contribute(slice_state(self.state, piece, self.size), near.of(snapshot))
+                near.of(values).copy_(part)
+            return values
 
     def old_model(self, fragment: Fragment) -> Tensor | None:
         """A copy of the joint model's fragment: the snapshot of a worker that did not contribute."""
         with self.lock:
             return None if self.model is None else fragment.of(self.model).clone()
 
-    def land(self, round: int, fragment: Fragment, mean: Tensor) -> Tensor:
-        """Merges a round's mean; returns the reply."""
+    def land(self, round: int, fragment: Fragment, mean: Tensor, out: Tensor | None = None) -> Tensor:
+        """Merges a round's mean; returns the reply, in `out` where it is given, which may be the mean itself."""
         with self.lock:
             if round != self.landed:
                 raise AssertionError(f"round {round} lands out of order: {self.landed} is next")
             cut = self.cuts.at(round)
-            piece = slice_state(self.state, fragment, self.size)
-            reply, merged = self.strategy.merge(piece, mean, cut.cycle(round), cut.setting)
-            self.state = write_state(self.state, fragment, self.size, merged)
+            cycle = cut.cycle(round)
+            if not self.state:
+                reply, merged = self.strategy.merge(self.state, mean, cycle, cut.setting)
+                self.state = write_state(self.state, fragment, self.size, merged)
+            else:
+                reply = torch.empty_like(mean) if out is None else out
+                for piece, near in pieces(fragment, self.state, self.size):
+                    state = slice_state(self.state, piece, self.size)
+                    part, merged = self.strategy.merge(state, near.of(mean), cycle, cut.setting)
+                    near.of(reply).copy_(part)
+                    self.state = write_state(self.state, piece, self.size, merged)
             self.landed = round + 1
             return reply
 

@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.engine.joint import JointState, slice_state, write_state
+from thinwire.engine.joint import JointState, pieces, slice_state, write_state
 from thinwire.engine.odometer import Odometer
 from thinwire.engine.plan import WorkerPlan
 from thinwire.engine.ports import Batches
 from thinwire.engine.publishing import Publisher
 from thinwire.engine.signals import Asked, Averaged, Broken, Caught, Formed, Landed, Signal, Told
+from thinwire.engine.spares import Spares
 from thinwire.errors import TimedOutError
 from thinwire.parameters import Fragment
 from thinwire.rules.period import Link, fit_link
@@ -60,6 +61,7 @@ class Worker:
         self._gradients = self.strategy.subject == "gradients"
         self._barrier = self.strategy.timing == "barrier"
         self._snapshots: dict[int, tuple[Fragment, Tensor | None]] = {}
+        self._spares = Spares(self.strategy.in_flight + 1)
         self._mean_gradient: Tensor | None = None
         self._shares: dict[Fragment, tuple[int, int]] = {}
         self._since = (0, time.monotonic(), 0.0)
@@ -172,7 +174,7 @@ class Worker:
         share = Share(round, self.meter.steps - steps, self.meter.rows - rows, self.lead)
         self._shares[fragment] = (self.meter.steps, self.meter.rows)
         worked = share.steps > 0
-        snapshot = fragment.of(values).detach().to("cpu", copy=True) if worked else None
+        snapshot = self._spares.take(fragment.size).copy_(fragment.of(values).detach()) if worked else None
         self._send_off(round, fragment, snapshot, self.strategy.weight(share) if worked else 0.0)
         self._since = (self.meter.steps, time.monotonic(), self._loss_total)
         if self._barrier:
@@ -281,6 +283,8 @@ class Worker:
                 self.replica.update()
         elif base is not None:
             self._adopt(fragment, base, landed.reply)
+            if base is snapshot and self.joint.state:  # a stateless strategy may have contributed the snapshot itself
+                self._spares.give(base)
         for worker, note in landed.notes.items():
             self.totals[worker] = max(self.totals.get(worker, 0), int(note.get("rows", 0)))
         if self.lead and (landed.round < 32 or landed.round % 16 == 0):
@@ -289,12 +293,15 @@ class Worker:
 
     def _adopt(self, fragment: Fragment, base: Tensor, reply: Tensor) -> None:
         x, size = self.replica.vector, self.joint.size
+        base, reply = base.to(x.device), reply.to(x.device)
+        whole = [(fragment, Fragment(0, fragment.size))]
         with torch.no_grad():
-            piece = slice_state(self.state, fragment, size)
-            value, adopted = self.strategy.adopt(piece, fragment.of(x), base.to(x.device), reply.to(x.device))
-            if value.data_ptr() != fragment.of(x).data_ptr():
-                fragment.of(x).copy_(value)
-            self.state = write_state(self.state, fragment, size, adopted)
+            for piece, near in pieces(fragment, self.state, size) if x.device.type == "cpu" else whole:
+                own, state = piece.of(x), slice_state(self.state, piece, size)
+                value, adopted = self.strategy.adopt(state, own, near.of(base), near.of(reply))
+                if value.data_ptr() != own.data_ptr():
+                    own.copy_(value)
+                self.state = write_state(self.state, piece, size, adopted)
 
     def _log_round(self, landed: Landed) -> None:
         setting = self.joint.cuts.at(landed.round).setting

@@ -27,6 +27,7 @@ from torch import Tensor
 from thinwire.engine.joint import JointState
 from thinwire.engine.ports import COORDINATOR, Header, Link, Message
 from thinwire.engine.signals import Asked, Averaged, Broken, Caught, Formed, Landed, Signal, Told
+from thinwire.engine.spares import Spares
 from thinwire.errors import ProtocolError, TimedOutError
 from thinwire.exchange.rounds import Completed, Lane, Launch, Rounds
 from thinwire.parameters import Fragment
@@ -78,6 +79,8 @@ class MeshPeer:
         self._next_round = joint.landed
         self._ready: dict[int, Completed] = {}
         self._contributed: set[int] = set()
+        self._values: dict[int, Tensor] = {}
+        self._spares = Spares(strategy.in_flight)
         self._averaged: set[str] = set()
         self._state_chunks: dict[int, bytes] = {}
         self._wants: list[tuple[int, int]] = []
@@ -141,8 +144,11 @@ class MeshPeer:
             name = self._joint.cuts.at(round).setting.codec or self._codec_name
             values = None
             if snapshot is not None and weight > 0:
-                values = self._joint.contribution(fragment, snapshot)
+                spare = self._spares.take(fragment.size)
+                values = self._joint.contribution(fragment, snapshot, out=spare)
                 self._contributed.add(round)
+                if values is spare:  # until the round has landed: it may have to be launched again
+                    self._values[round] = spare
             self._launch(Launch(f"train:{round}", fragment, name, values, weight, note))
 
         self._command(act)
@@ -338,8 +344,9 @@ class MeshPeer:
 
     def _share_owner_residual(self) -> None:
         """What this worker's slices were still owed goes into its own contributions: slices change hands now."""
-        if self._owner_residual is not None and self._residual is not None:
-            self._residual.add_(self._owner_residual, alpha=max(1, len(self._rounds.members)))
+        before = self._rounds.members  # none yet in a run that goes on from a checkpoint
+        if before and self._owner_residual is not None and self._residual is not None:
+            self._residual.add_(self._owner_residual, alpha=len(before))
             self._owner_residual.zero_()
 
     # -- peers ------------------------------------------------------------------------------------------------------
@@ -381,6 +388,7 @@ class MeshPeer:
             self._next_round = max(self._next_round, self._joint.landed)
         self._signals.put(Caught(tree, old, contributed))
         self._ready = {r: v for r, v in self._ready.items() if r >= self._joint.landed}
+        self._values = {r: v for r, v in self._values.items() if r >= self._joint.landed}
 
     # -- rounds -----------------------------------------------------------------------------------------------------
 
@@ -437,7 +445,9 @@ class MeshPeer:
             own = round in self._contributed
             self._contributed.discard(round)
             snapshot = None if own else self._joint.old_model(done.fragment)
-            reply = self._joint.land(round, done.fragment, done.mean)
+            reply = self._joint.land(round, done.fragment, done.mean, out=done.mean)
+            if (values := self._values.pop(round, None)) is not None:
+                self._spares.give(values)
             publish = save = False
             for note in done.notes.values():
                 if "setting" in note:

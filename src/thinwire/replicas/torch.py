@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -248,9 +249,9 @@ class TorchReplica:
         self.load_learning(tree["learning"])
 
     def learning(self) -> dict[str, Any]:
-        """The optimizer's and the scheduler's state."""
+        """The optimizer's and the scheduler's state; a copy, since theirs goes on changing in place."""
         scheduler = None if self.scheduler is None else _plain(self.scheduler.state_dict())
-        return {"optimizer": self.optimizer.state_dict(), "scheduler": scheduler}
+        return copy.deepcopy({"optimizer": self.optimizer.state_dict(), "scheduler": scheduler})
 
     def load_learning(self, tree: dict[str, Any]) -> None:
         self.optimizer.load_state_dict(tree["optimizer"])

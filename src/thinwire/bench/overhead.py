@@ -1,0 +1,96 @@
+"""`thinwire bench overhead`: one worker through the real session, against a bare PyTorch loop."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from typing import Any
+
+from thinwire.bench.bare import MODELS, Stopwatch, synthetic
+from thinwire.bench.report import Report, Row, Say
+from thinwire.cluster import Local
+from thinwire.errors import WorkerError
+from thinwire.session import fit
+
+TARGET = 0.97
+BATCH_SIZE = 64
+ROWS = 20_480
+WARM_UP = 50
+RUN_S = 600.0
+
+
+@dataclass(frozen=True)
+class _Case:
+    model: str
+    threads: int
+    steps: int
+
+
+def overhead(quick: bool, say: Say) -> Report:
+    """Rows per second of both, by model and torch threads; ours and theirs run in turn."""
+    repeats, seconds = (2, 0.5) if quick else (5, 5.0)
+    rows: list[Row] = []
+    found: list[dict[str, Any]] = []
+    for threads in sorted({1, Local(workers=1).threads_each}):
+        for model in MODELS:
+            rate = _theirs(_Case(model, threads, WARM_UP + (50 if quick else 300)))
+            case = _Case(model, threads, WARM_UP + max(50, int(seconds * rate / BATCH_SIZE)))
+            ours, theirs = [], []
+            for repeat in range(repeats):
+                say(f"{model}, {threads} threads: {repeat + 1} of {repeats}, {case.steps} steps each")
+                # The one that comes first changes from time to time, so that a drift of the machine favours nobody.
+                for own in (True, False) if repeat % 2 else (False, True):
+                    (ours if own else theirs).append(_ours(case) if own else _theirs(case))
+            ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+            name = f"{model}, {threads} thread{'s' if threads > 1 else ''}"
+            detail = f"{statistics.median(ours):,.0f} / {statistics.median(theirs):,.0f} rows/s"
+            rows.append(Row("one worker ÷ bare loop", name, statistics.median(ratios), TARGET, detail, tuple(ratios)))
+            found.append({"model": model, "threads": threads, "ours_rows_per_s": ours, "bare_rows_per_s": theirs})
+    return Report("overhead", rows, {"batch_size": BATCH_SIZE, "rows": ROWS, "cases": found})
+
+
+def _ours(case: _Case) -> float:
+    x, y = synthetic(ROWS)
+    with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as folder:
+        path = os.path.join(folder, "ours.json")
+        fit(
+            MODELS[case.model],
+            {"pixels": x, "label": y},
+            optimizer=Stopwatch(path, WARM_UP, case.steps),
+            cluster=Local(workers=1, threads=case.threads),
+            steps=case.steps,
+            batch_size=BATCH_SIZE,
+            progress=False,
+        )
+        return _rate(path)
+
+
+def _theirs(case: _Case) -> float:
+    with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as folder:
+        path = os.path.join(folder, "bare.json")
+        order = {"model": case.model, "rows": ROWS, "batch_size": BATCH_SIZE, "steps": case.steps}
+        order |= {"threads": case.threads, "stopwatch": [path, WARM_UP, case.steps]}
+        threads = str(case.threads)
+        environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        done = subprocess.run(
+            [sys.executable, "-m", "thinwire.bench.bare"],
+            input=json.dumps(order) + "\n",
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=RUN_S,
+        )
+        if done.returncode:
+            raise WorkerError(f"the bare loop failed: {done.stderr[-2000:]}")
+        return _rate(path)
+
+
+def _rate(path: str) -> float:
+    with open(path) as file:
+        measured = json.load(file)
+    return float(measured["steps"]) * BATCH_SIZE / float(measured["seconds"])

@@ -1,0 +1,443 @@
+"""Every strategy through one suite: one row a strategy or variant, and nothing else to add for a new one."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from thinwire.checkpoint import decode, encode
+from thinwire.engine.joint import JointState, slice_state, write_state
+from thinwire.errors import ConfigError
+from thinwire.parameters import Fragment, fragments
+from thinwire.strategies import (
+    MPCA,
+    STRATEGIES,
+    DiLoCo,
+    Measured,
+    Progress,
+    Relay,
+    Setting,
+    Share,
+    SparkNet,
+    Strategy,
+    Synchronous,
+    name_of,
+    strategy,
+)
+
+TABLE: dict[str, Strategy] = {
+    "synchronous": Synchronous(),
+    "synchronous in int8": Synchronous(codec="int8"),
+    "sparknet": SparkNet(period=5),
+    "sparknet with a warm-up": SparkNet(period=5, warmup=10),
+    "sparknet by time": SparkNet(period_s=0.5),
+    "mpca with 1 fragment": MPCA(fragments=1, pull_cycles=3, lookahead_cycles=3, blend_cycles=3),
+    "mpca with 2 fragments": MPCA(fragments=2),
+    "mpca with 3 fragments": MPCA(),
+    "mpca by gradient": MPCA(form="gradient", pull=1.0, pull_peak=1.0),
+    "diloco": DiLoCo(period=5, lr=0.7, momentum=0.5),
+    "diloco with fragments and overlap": DiLoCo(period=8, fragments=4, overlap=True, momentum=0.5),
+    "relay": Relay(),
+    "relay in 2 bits": Relay(bits=2, fragments=2, momentum=0.3),
+    "relay in 8 bits": Relay(bits=8, fragments=1),
+}
+every = pytest.mark.parametrize("chosen", TABLE.values(), ids=TABLE.keys())
+
+OUT_OF_RANGE: list[tuple[str, dict[str, Any]]] = [
+    ("sparknet", {"period": 0}),
+    ("sparknet", {"period_s": -1.0}),
+    ("sparknet", {"warmup": -1}),
+    ("mpca", {"fragments": 4}),
+    ("mpca", {"fragments": 0}),
+    ("mpca", {"form": "both"}),
+    ("mpca", {"pull": 1.5}),
+    ("mpca", {"pull_peak": -0.1}),
+    ("mpca", {"smoothing": 2.0}),
+    ("mpca", {"lookahead": -1.0}),
+    ("mpca", {"free_cycles": -1}),
+    ("mpca", {"pull_cycles": 0}),
+    ("mpca", {"lookahead_cycles": 0}),
+    ("mpca", {"blend": 0.0}),
+    ("mpca", {"blend_cycles": 0}),
+    ("diloco", {"period": 0}),
+    ("diloco", {"lr": -0.1}),
+    ("diloco", {"momentum": 1.5}),
+    ("diloco", {"fragments": 0}),
+    ("diloco", {"keep": 1.5}),
+    ("diloco", {"overlap": "yes"}),
+    ("relay", {"bits": 3}),
+    ("relay", {"bits": "many"}),
+    ("relay", {"fragments": 0}),
+    ("relay", {"lr": -1.0}),
+    ("relay", {"momentum": 2.0}),
+    ("relay", {"quorum": 1.5}),
+    ("relay", {"quorum": -0.5}),
+    ("relay", {"grace_s": -1.0}),
+    ("synchronous", {"codec": "int3"}),
+]
+NOT_NUMBERS: list[tuple[str, dict[str, Any]]] = [
+    ("sparknet", {"period": "ten"}),
+    ("sparknet", {"period": float("nan")}),
+    ("mpca", {"pull": "weak"}),
+    ("mpca", {"pull": float("nan")}),
+    ("diloco", {"period": "ten"}),
+    ("diloco", {"lr": float("nan")}),
+    ("relay", {"fragments": "some"}),
+    ("relay", {"quorum": "half"}),
+]
+
+
+def numbers(count: int, size: int, seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(size, generator=generator) for _ in range(count)]
+
+
+def opened(chosen: Strategy, x: Tensor) -> tuple[Any, Any]:
+    """The states after a few merges, so that no field is still zero."""
+    joint, worker = chosen.open(x)
+    for cycle, mean in enumerate(numbers(3, x.numel(), seed=5)):
+        reply, joint = chosen.merge(joint, mean, cycle, Setting(momentum=0.3))
+        if chosen.subject == "parameters":
+            _, worker = chosen.adopt(worker, x, x, reply)
+    return joint, worker
+
+
+# -- the dataclass ----------------------------------------------------------------------------------------------------
+
+
+def test_every_registered_strategy_has_a_row() -> None:
+    assert {type(chosen) for chosen in TABLE.values()} == set(STRATEGIES.values())
+
+
+@every
+def test_it_pickles_prints_and_compares(chosen: Strategy) -> None:
+    again = pickle.loads(pickle.dumps(chosen))
+    assert again == chosen
+    assert hash(again) == hash(chosen)
+    assert repr(again) == repr(chosen)
+    assert repr(chosen).startswith(type(chosen).__name__ + "(")
+    for field in dataclasses.fields(chosen):
+        assert f"{field.name}=" in repr(chosen)
+
+
+@every
+def test_its_knobs_are_frozen_and_keyword_only(chosen: Strategy) -> None:
+    for field in dataclasses.fields(chosen):
+        assert field.kw_only
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(chosen, field.name, None)
+
+
+@every
+def test_its_name_and_knobs_give_it_back(chosen: Strategy) -> None:
+    assert strategy(name_of(chosen), dataclasses.asdict(chosen)) == chosen
+
+
+@pytest.mark.parametrize(("name", "knobs"), OUT_OF_RANGE, ids=lambda v: str(v))
+def test_a_knob_out_of_range_is_refused_by_name(name: str, knobs: dict[str, Any]) -> None:
+    (knob,) = knobs
+    with pytest.raises(ConfigError, match=knob):
+        strategy(name, knobs)
+
+
+@pytest.mark.parametrize(("name", "knobs"), NOT_NUMBERS, ids=lambda v: str(v))
+def test_a_knob_that_is_no_number_is_refused_by_name(name: str, knobs: dict[str, Any]) -> None:
+    (knob,) = knobs
+    with pytest.raises(ConfigError, match=knob):
+        strategy(name, knobs)
+
+
+def test_diloco_refuses_more_fragments_than_steps_in_a_period() -> None:
+    with pytest.raises(ConfigError, match="period"):
+        DiLoCo(period=2, fragments=4)
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("spraknet", "sparknet"), ("dilco", "diloco"), ("Relay", "relay")])
+def test_an_unknown_name_is_refused_with_the_nearest(typed: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"(?s){typed}.*Did you mean '{meant}'"):
+        strategy(typed)
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "meant"),
+    [("sparknet", "perod", "period"), ("mpca", "fragment", "fragments"), ("relay", "momentun", "momentum")],
+)
+def test_an_unknown_knob_is_refused_with_the_nearest(name: str, typed: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=rf"(?s)strategy\.{typed}.*Did you mean '{meant}'"):
+        strategy(name, {typed: 1})
+
+
+# -- state ------------------------------------------------------------------------------------------------------------
+
+
+@every
+def test_its_states_are_named_tuples_of_full_length_tensors_and_numbers(chosen: Strategy) -> None:
+    x = numbers(1, 700)[0]
+    for joint, worker in (chosen.open(x), opened(chosen, x)):
+        for state in (joint, worker):
+            assert isinstance(state, tuple)
+            assert hasattr(state, "_fields")
+            for value in state:
+                assert isinstance(value, int | float) or (value.shape == x.shape and value.dtype == torch.float32)
+        if chosen.subject == "parameters":
+            assert joint._fields[0] == "model"
+
+
+@every
+def test_its_states_share_no_memory_with_the_replica(chosen: Strategy) -> None:
+    x = numbers(1, 700)[0]
+    for state in chosen.open(x):
+        assert all(value.data_ptr() != x.data_ptr() for value in state if isinstance(value, Tensor))
+
+
+@every
+def test_its_states_go_through_a_checkpoint(chosen: Strategy) -> None:
+    for state in opened(chosen, numbers(1, 700)[0]):
+        back = decode(encode({"state": list(state)}))
+        again = type(state)(*back["state"])
+        assert type(again) is type(state)
+        for mine, theirs in zip(state, again, strict=True):
+            assert torch.equal(mine, theirs) if isinstance(mine, Tensor) else mine == theirs
+
+
+@every
+def test_a_joint_state_loaded_from_its_tree_goes_on_the_same(chosen: Strategy) -> None:
+    x = numbers(1, 1500)[0]
+    first = JointState(chosen, x, 4)
+    for round in range(5):
+        fragment = first.fragment(round)
+        first.land(round, fragment, numbers(1, fragment.size, seed=round)[0])
+    second = JointState(chosen, torch.zeros(1500), 4)
+    second.load(decode(encode(first.tree())))
+    for round in range(5, 9):
+        fragment = first.fragment(round)
+        assert second.fragment(round) == fragment
+        mean = numbers(1, fragment.size, seed=round)[0]
+        assert torch.equal(first.land(round, fragment, mean), second.land(round, fragment, mean))
+    assert first.cycle() == second.cycle()
+
+
+# -- arithmetic -------------------------------------------------------------------------------------------------------
+
+
+@every
+def test_no_method_but_before_step_writes_its_arguments(chosen: Strategy) -> None:
+    x, snapshot, mean = numbers(3, 700)
+    joint, worker = opened(chosen, x)
+    given = [x, snapshot, mean, *(v for state in (joint, worker) for v in state if isinstance(v, Tensor))]
+    before = [v.clone() for v in given]
+    contribution = chosen.contribute(joint, snapshot)
+    reply, merged = chosen.merge(joint, mean, 4, Setting(momentum=0.3))
+    kept = reply.clone()
+    chosen.adopt(worker, x, snapshot, reply)
+    for cycle in range(5):
+        chosen.gradient_term(worker, x, cycle)
+    assert all(torch.equal(a, b) for a, b in zip(given, before, strict=True))
+    assert torch.equal(reply, kept)
+    assert contribution.shape == mean.shape
+    assert type(merged) is type(joint)
+
+
+@every
+def test_before_step_writes_the_replica_and_nothing_else(chosen: Strategy) -> None:
+    x = numbers(1, 700)[0]
+    _, worker = opened(chosen, x)
+    before = [v.clone() for v in worker]
+    for cycle in range(5):
+        assert chosen.before_step(worker, x, cycle) is None
+    assert all(torch.equal(a, b) for a, b in zip(worker, before, strict=True))
+    assert torch.isfinite(x).all()
+
+
+@every
+def test_the_order_of_contributions_does_not_matter(chosen: Strategy) -> None:
+    """Numbers that add up exactly in any order, so that only a strategy could tell them apart."""
+    x = torch.arange(512.0)
+    snapshots = [x + 2.0**k for k in range(4)]
+    joint, _ = chosen.open(x)
+    contributions = [chosen.contribute(joint, s) for s in snapshots]
+    merged = []
+    for order in ([0, 1, 2, 3], [3, 1, 0, 2], [2, 3, 1, 0]):
+        mean = sum(contributions[k] for k in order) / 4
+        merged.append(chosen.merge(joint, mean, 3, Setting(momentum=0.3)))
+    for reply, state in merged[1:]:
+        assert torch.equal(reply, merged[0][0])
+        assert all(torch.equal(a, b) for a, b in zip(state, merged[0][1], strict=True))
+
+
+@every
+@pytest.mark.parametrize("count", [2, 3, 7])
+def test_merging_by_fragments_is_merging_whole(chosen: Strategy, count: int) -> None:
+    size = 1500
+    x, snapshot, mean = numbers(3, size)
+    joint, worker = opened(chosen, x)
+    whole_reply, whole_joint = chosen.merge(joint, mean, 2, Setting(momentum=0.3))
+    whole_x, whole_worker = chosen.adopt(worker, x, snapshot, whole_reply)
+    joint, worker = opened(chosen, x)
+    got = x.clone()
+    for fragment in fragments(size, count):
+        piece = slice_state(joint, fragment, size)
+        contribution = chosen.contribute(piece, fragment.of(snapshot))
+        assert torch.equal(contribution, fragment.of(chosen.contribute(joint, snapshot)))
+        reply, merged = chosen.merge(piece, fragment.of(mean), 2, Setting(momentum=0.3))
+        assert torch.equal(reply, fragment.of(whole_reply))
+        own = slice_state(worker, fragment, size)
+        value, adopted = chosen.adopt(own, fragment.of(got), fragment.of(snapshot), reply)
+        fragment.of(got).copy_(value)
+        joint = write_state(joint, fragment, size, merged)
+        worker = write_state(worker, fragment, size, adopted)
+    assert torch.equal(got, whole_x)
+    for mine, theirs in zip((*joint, *worker), (*whole_joint, *whole_worker), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@every
+def test_its_first_setting_is_one_that_rounds_can_follow(chosen: Strategy) -> None:
+    for size in (10, 700, 10**6):
+        setting = chosen.setting(Measured(size, 4, 0, None, None), None)
+        assert setting.fragments >= 1
+        assert chosen.in_flight >= 1
+        assert 0.0 <= chosen.quorum <= 1.0
+        assert chosen.grace_s >= 0.0
+        joint = JointState(chosen, torch.zeros(size), 4)
+        assert sum(joint.fragment(r).size for r in range(joint.cuts.newest.setting.fragments)) == size
+
+
+# -- training ---------------------------------------------------------------------------------------------------------
+
+
+class Task(NamedTuple):
+    """Least squares: every worker has rows of its own, so none can solve it alone."""
+
+    inputs: list[Tensor]
+    labels: list[Tensor]
+    solution: Tensor
+
+    def loss(self, x: Tensor) -> float:
+        errors = [a @ x - b for a, b in zip(self.inputs, self.labels, strict=True)]
+        return float(torch.cat(errors).square().mean())
+
+    def gradient(self, worker: int, x: Tensor) -> Tensor:
+        a, b = self.inputs[worker], self.labels[worker]
+        return a.T @ (a @ x - b) * (2.0 / len(b))
+
+
+def least_squares(workers: int, size: int = 20) -> Task:
+    generator = torch.Generator().manual_seed(0)
+    solution = torch.randn(size, generator=generator)
+    inputs = [torch.randn(12, size, generator=generator) for _ in range(workers)]
+    return Task(inputs, [a @ solution for a in inputs], solution)
+
+
+class Loop:
+    """The loop of `strategies/base.py`'s docstring over K workers, in plain Python: the mesh is a weighted mean."""
+
+    def __init__(self, chosen: Strategy, task: Task, lr: float = 0.05) -> None:
+        self.strategy, self.task, self.lr = chosen, task, lr
+        self.workers = len(task.inputs)
+        self.size = task.solution.numel()
+        start = torch.zeros(self.size)
+        self.x = [start.clone() for _ in range(self.workers)]
+        self.joint = JointState(chosen, start, self.workers)
+        self.state = [chosen.open(start)[1] for _ in range(self.workers)]
+        self.since = [0] * self.workers
+        self.flying: list[tuple[int, Fragment, list[Tensor], list[float]]] = []
+
+    def step(self, steps: int) -> None:
+        gradients = []
+        for worker, x in enumerate(self.x):
+            self.strategy.before_step(self.state[worker], x, self.joint.cycle())
+            gradient = self.task.gradient(worker, x)
+            term = self.strategy.gradient_term(self.state[worker], x, self.joint.cycle())
+            gradients.append(gradient if term is None else gradient + term)
+        if self.strategy.subject == "gradients":
+            gradients = self._mean_gradient(gradients)
+        for x, gradient in zip(self.x, gradients, strict=True):
+            x.sub_(gradient, alpha=self.lr)
+        if self.strategy.subject == "parameters":
+            if self.flying:
+                self._land()
+            self._launch(steps)
+
+    def _mean_gradient(self, gradients: list[Tensor]) -> list[Tensor]:
+        round = self.joint.landed
+        sent = [self.strategy.contribute(self.joint.state, g) for g in gradients]
+        weights = [self.strategy.weight(Share(round, 1, 12, w == 0)) for w in range(self.workers)]
+        mean = sum(w * d for w, d in zip(weights, sent, strict=True)) / sum(weights)
+        return [self.joint.land(round, Fragment(0, self.size), mean)] * self.workers
+
+    def _launch(self, steps: int) -> None:
+        round = self.joint.landed + len(self.flying)
+        due = [
+            self.strategy.due(Progress(round, steps, steps - self.since[w], steps - self.since[w], 0.0, w == 0))
+            for w in range(self.workers)
+        ]
+        if not all(due) or len(self.flying) >= self.strategy.in_flight:
+            return
+        fragment = self.joint.fragment(round)
+        snapshots = [fragment.of(x).clone() for x in self.x]
+        share = [Share(round, max(1, steps - self.since[w]), 12, w == 0) for w in range(self.workers)]
+        self.since = [steps] * self.workers
+        self.flying.append((round, fragment, snapshots, [self.strategy.weight(s) for s in share]))
+        if self.strategy.timing == "barrier":
+            self._land()
+
+    def _land(self) -> None:
+        round, fragment, snapshots, weights = self.flying.pop(0)
+        sent = [self.joint.contribution(fragment, s) for s in snapshots]
+        mean = sum(w * d for w, d in zip(weights, sent, strict=True)) / sum(weights)
+        reply = self.joint.land(round, fragment, mean)
+        for worker, x in enumerate(self.x):
+            piece = slice_state(self.state[worker], fragment, self.size)
+            value, adopted = self.strategy.adopt(piece, fragment.of(x), snapshots[worker], reply)
+            fragment.of(x).copy_(value)
+            self.state[worker] = write_state(self.state[worker], fragment, self.size, adopted)
+
+
+@every
+def test_four_workers_come_to_what_none_could_find_alone(chosen: Strategy) -> None:
+    task = least_squares(4)
+    loop = Loop(chosen, task)
+    for steps in range(1, 801):
+        loop.step(steps)
+    found = loop.joint.model if loop.joint.model is not None else loop.x[0]
+    assert task.loss(found) < 1e-3 * task.loss(torch.zeros(20))
+
+
+@pytest.mark.parametrize("name", ["synchronous", "sparknet", "relay in 8 bits"])
+def test_one_worker_is_plain_training(name: str) -> None:
+    """With one worker the mean is its own: for these, exchanging changes nothing (outer momentum 0 for Relay)."""
+    chosen = Relay(bits=8, fragments=1, momentum=0.0) if name.startswith("relay") else TABLE[name]
+    task = least_squares(1)
+    loop, x = Loop(chosen, task), torch.zeros(20)
+    for steps in range(1, 61):
+        loop.step(steps)
+        x.sub_(task.gradient(0, x), alpha=0.05)
+    assert torch.allclose(loop.x[0], x, atol=1e-5)
+
+
+def test_synchronous_with_four_workers_is_one_with_all_their_rows() -> None:
+    task = least_squares(4)
+    whole = Task([torch.cat(task.inputs)], [torch.cat(task.labels)], task.solution)
+    loop, x = Loop(Synchronous(), task), torch.zeros(20)
+    for steps in range(1, 61):
+        loop.step(steps)
+        x.sub_(whole.gradient(0, x), alpha=0.05)
+    assert all(torch.equal(loop.x[0], other) for other in loop.x[1:])
+    assert torch.allclose(loop.x[0], x, atol=1e-4)
+
+
+def test_sparknet_s_warm_up_counts_the_first_worker_alone() -> None:
+    chosen = SparkNet(period=5, warmup=10)
+    lead = Progress(round=0, steps=9, steps_since=9, seconds_since=0.0, loss_since=0.0, lead=True)
+    other = dataclasses.replace(lead, steps=0, steps_since=0, lead=False)
+    assert not chosen.due(lead)
+    assert chosen.due(dataclasses.replace(lead, steps=10))
+    assert chosen.due(other)
+    assert [chosen.weight(Share(0, 1, 1, lead)) for lead in (True, False)] == [1.0, 0.0]
+    assert [chosen.weight(Share(1, 1, 1, lead)) for lead in (True, False)] == [1.0, 1.0]

@@ -1,0 +1,307 @@
+"""What `fit` promises: accuracy, equality with plain training, row accounting, errors that tell."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import thinwire as tw
+from thinwire import events
+from thinwire.data import Position, Sampler, open_source
+from thinwire.errors import ConfigError, DataError, DivergedError, WorkerError
+from thinwire.models import cnn8, mlp
+
+STRATEGIES = {
+    "synchronous": tw.Synchronous(),
+    "sparknet": tw.SparkNet(period=10),
+    "sparknet-time": tw.SparkNet(period_s=0.02),
+    "sparknet-warmup": tw.SparkNet(period=10, warmup=10),
+    "mpca-1": tw.MPCA(fragments=1),
+    "mpca-2": tw.MPCA(fragments=2),
+    "mpca-3": tw.MPCA(),
+    "mpca-gradient": tw.MPCA(form="gradient"),
+    "mpca-unweighted": tw.MPCA(weigh_steps=False),
+    "diloco": tw.DiLoCo(period=10),
+    "diloco-streaming": tw.DiLoCo(period=12, fragments=3, overlap=True),
+    "relay": tw.Relay(),
+    "relay-fixed": tw.Relay(bits=2, fragments=4, momentum=0.3),
+}
+
+
+def momentum_sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def fit_digits(strategy: Any, workers: int, **changes: Any) -> tw.Result:
+    settings: dict[str, Any] = {
+        "inputs": ["pixels"],
+        "optimizer": momentum_sgd,
+        "strategy": strategy,
+        "cluster": tw.Local(workers=workers),
+        "epochs": 15,
+        "batch_size": 32,
+        "validation": 0.2,
+        "progress": False,
+    }
+    return tw.fit(changes.pop("model", cnn8), changes.pop("data", "digits"), **(settings | changes))
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES.keys())
+def test_every_strategy_learns_digits(strategy: tw.Strategy, workers: int) -> None:
+    result = fit_digits(strategy, workers, epochs=15 if workers == 2 else 25)
+    assert result.summary["val_accuracy"] >= 0.96
+    assert result.summary["rounds"] > 0
+    assert result.summary["bytes_sent"] > 0
+    assert result.summary["refused"] == 0
+    assert result.summary["workers_lost"] == 0
+
+
+def plain_training(rows: int, epochs: int, seed: int) -> dict[str, torch.Tensor]:
+    """The loop a user would write, on the rows and in the order that one worker sees them."""
+    source = open_source("digits")
+    batch = next(iter(source.batches()))
+    pixels = torch.tensor(np.stack(batch.column("pixels").to_numpy_ndarray()), dtype=torch.float32)
+    label = torch.tensor(batch.column("label").to_numpy())
+    threads = torch.get_num_threads()
+    torch.set_num_threads(tw.Local(workers=1).threads_each)
+    torch.manual_seed(seed)
+    model = cnn8()
+    optimizer = momentum_sgd(model.parameters())
+    order = shard_order(rows, seed)
+    pixels, label = pixels[order], label[order]
+    sampler = Sampler(rows, 32, seed, 0)
+    for epoch in range(epochs):
+        for number in range(sampler.batches_per_epoch):
+            chosen = torch.from_numpy(sampler.rows(Position(epoch, number)))
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(pixels[chosen]), label[chosen]).backward()
+            optimizer.step()
+    torch.set_num_threads(threads)
+    return model.state_dict()
+
+
+def shard_order(rows: int, seed: int) -> torch.Tensor:
+    """Which row of the source lies where in the only worker's shard."""
+    import tempfile
+
+    from thinwire.data import Shard, split
+
+    source = open_source({"row": np.arange(rows)})
+    with tempfile.TemporaryDirectory() as folder:
+        (files,) = split(source, workers=1, directory=folder, seed=seed)
+        taken = Shard.open(files.train).take(np.arange(rows))["row"]
+        assert isinstance(taken, torch.Tensor)
+        return taken.clone()
+
+
+@pytest.mark.parametrize("name", ["synchronous", "sparknet", "mpca-3", "diloco", "relay"])
+def test_one_worker_equals_plain_training_bit_for_bit_and_exchanges_nothing(name: str) -> None:
+    result = fit_digits(STRATEGIES[name], 1, epochs=2, validation=None, seed=3)
+    expected = plain_training(1797, 2, 3)
+    for key, value in result.model.state_dict().items():
+        assert torch.equal(value, expected[key]), key
+    assert result.summary["bytes_sent"] == 0
+    assert result.summary["rounds"] == 0
+
+
+class NotesIds:
+    """A transform that writes down which rows it was given."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def __call__(self, columns: dict[str, Any]) -> dict[str, Any]:
+        with open(f"{self.folder}/{os.getpid()}", "a") as file:
+            file.write("".join(f"{int(i)}\n" for i in columns["id"]))
+        return columns
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("strategy", [tw.SparkNet(period=3), tw.Relay(), tw.Synchronous()], ids=repr)
+def test_every_row_is_seen_exactly_once_an_epoch(tmp_path: Path, workers: int, strategy: tw.Strategy) -> None:
+    rows, epochs = 101, 3
+    generator = np.random.default_rng(0)
+    data = {
+        "id": np.arange(rows),
+        "pixels": generator.standard_normal((rows, 64)).astype("f4"),
+        "label": generator.integers(0, 10, rows),
+    }
+    result = fit_digits(
+        strategy, workers, model=mlp, data=data, epochs=epochs, batch_size=8, validation=None, transform=NotesIds(str(tmp_path))
+    )
+    seen = Counter(int(line) for file in tmp_path.iterdir() for line in file.read_text().split())
+    assert result.summary["rows"] == rows * epochs
+    # recalibration and prefetching read rows ahead without training on them: none less than once an epoch
+    assert set(seen) == set(range(rows))
+    assert min(seen.values()) >= epochs
+    if isinstance(strategy, tw.SparkNet | tw.Synchronous):
+        assert set(seen.values()) == {epochs}
+
+
+def test_several_inputs_weights_and_a_loss_of_ones_own() -> None:
+    generator = np.random.default_rng(1)
+    x, z = generator.standard_normal((2, 400, 3)).astype("f4")
+    y = (x @ [1.0, -2.0, 0.5] + 0.3 * z[:, 0]).astype("f4")
+    weight = np.ones(400, "f4")
+    y[:50] += 100.0  # wrong labels, which their weight of zero must keep out
+    weight[:50] = 0.0
+
+    class TwoInputs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = nn.Linear(3, 1), nn.Linear(3, 1)
+
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return self.left(a) + self.right(b)
+
+    def squared(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return (output[:, 0] - label).square()
+
+    result = tw.fit(
+        TwoInputs,
+        {"x": x, "z": z, "y": y, "w": weight},
+        inputs=["x", "z"],
+        label="y",
+        weight="w",
+        loss=squared,
+        optimizer=lambda p: torch.optim.Adam(p, lr=0.05),
+        strategy=tw.SparkNet(period=5),
+        epochs=30,
+        batch_size=16,
+        validation=0.1,
+        progress=False,
+    )
+    assert result.summary["val_loss"] < 0.01
+    assert torch.allclose(result.model.left.weight.detach()[0], torch.tensor([1.0, -2.0, 0.5]), atol=0.05)
+
+
+def test_early_stopping_gives_the_best_model_back() -> None:
+    seen: list[events.Evaluated] = []
+    result = fit_digits(
+        tw.SparkNet(period=5),
+        2,
+        model=mlp,
+        epochs=200,
+        stop=tw.EarlyStopping(patience=3, metric="val_accuracy"),
+        callbacks=[lambda e: seen.append(e) if isinstance(e, events.Evaluated) else None],
+    )
+    assert result.summary["epochs"] < 200
+    assert "has not improved" in result.summary["reason"]
+    best = max(e.metrics["val_accuracy"] for e in seen)
+    source = open_source("digits")
+    batch = next(iter(source.batches()))
+    pixels = torch.tensor(np.stack(batch.column("pixels").to_numpy_ndarray()), dtype=torch.float32)
+    with torch.no_grad():
+        accuracy = (result.model(pixels).argmax(1).numpy() == batch.column("label").to_numpy()).mean()
+    assert accuracy > best - 0.05
+
+
+def test_a_target_ends_the_run() -> None:
+    result = fit_digits(tw.Relay(), 2, epochs=300, until="val_accuracy >= 0.9")
+    assert result.summary["reason"] == "target reached: val_accuracy >= 0.9"
+    assert result.summary["epochs"] < 300
+
+
+def test_a_callback_can_end_the_run() -> None:
+    result = fit_digits(
+        tw.Relay(), 2, epochs=500, callbacks=[lambda e: isinstance(e, events.Evaluated) and e.number >= 2]
+    )
+    assert result.summary["epochs"] < 500
+
+
+def test_a_loss_that_is_not_finite_names_worker_and_step_and_keeps_the_checkpoint(tmp_path: Path) -> None:
+    def poisoned(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        loss = nn.functional.cross_entropy(output, label)
+        poisoned.calls = getattr(poisoned, "calls", 0) + 1  # type: ignore[attr-defined]
+        return loss * float("nan") if poisoned.calls == 40 else loss  # type: ignore[attr-defined]
+
+    with pytest.raises(DivergedError, match=r"worker \d on .*loss became nan at step \d+.*last good checkpoint is"):
+        fit_digits(
+            tw.SparkNet(period=5), 2, epochs=50, loss=poisoned, metrics=(), out=str(tmp_path), checkpoint_every=5
+        )
+    again = fit_digits(tw.SparkNet(period=5), 2, epochs=2, metrics=(), resume=str(tmp_path))
+    assert math.isfinite(again.summary["val_loss"])
+
+
+def test_a_workers_traceback_reaches_the_caller_whole() -> None:
+    class Faulty(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise ArithmeticError("the seventh seal")
+
+    with pytest.raises(WorkerError) as caught:
+        fit_digits(tw.Relay(), 2, model=Faulty)
+    text = str(caught.value)
+    assert "the seventh seal" in text
+    assert "in forward" in text
+    assert "Traceback (most recent call last)" in text
+
+
+def test_a_factory_that_fails_is_reported_too() -> None:
+    def broken() -> nn.Module:
+        raise RuntimeError("no weights here")
+
+    with pytest.raises(WorkerError, match="no weights here"):
+        fit_digits(tw.Relay(), 2, model=broken)
+
+
+def test_a_run_leaves_events_a_summary_and_a_checkpoint(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = fit_digits(tw.Relay(), 2, epochs=2, out=str(out))
+    lines = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    kinds = Counter(line["kind"] for line in lines)
+    assert kinds["worker_joined"] == 2
+    assert kinds["generation_formed"] == 1
+    assert kinds["epoch_ended"] == 4
+    assert kinds["run_ended"] == kinds["run_started"] == 1
+    assert sum(line["rows"] for line in lines if line["kind"] == "epoch_ended") == result.summary["rows"]
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary == result.summary
+    needed = "strategy workers steps rows epochs seconds train_loss val_loss val_accuracy busy bytes_sent rounds"
+    assert set(f"{needed} generations workers_lost".split()) <= set(summary)
+    assert (out / "checkpoints").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"),
+    [
+        ({"loss": "cross_entrpy"}, ConfigError, "Did you mean 'cross_entropy'"),
+        ({"strategy": "rely"}, ConfigError, "Did you mean 'relay'"),
+        ({"metrics": ["acuracy"]}, ConfigError, "Did you mean 'accuracy'"),
+        ({"inputs": ["pixel"]}, DataError, "Did you mean 'pixels'"),
+        ({"batch_size": 0}, ConfigError, "batch_size = 0"),
+        ({"validation": 1.5}, DataError, "1.5"),
+        ({"codec": "int3"}, ConfigError, "int"),
+        ({"data": "digitz"}, DataError, "Did you mean 'digits'"),
+        ({"until": "better"}, ConfigError, "val_accuracy >= 0.97"),
+    ],
+)
+def test_what_is_not_understood_is_refused_before_anything_starts(
+    changes: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        fit_digits(changes.pop("strategy", tw.Relay()), 2, **changes)
+
+
+def test_bf16_autocast_clipping_and_a_scheduler_work_together() -> None:
+    result = fit_digits(
+        tw.Relay(),
+        2,
+        precision="bfloat16",
+        clip_norm=1.0,
+        scheduler=lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 15),
+    )
+    assert result.summary["val_accuracy"] >= 0.95

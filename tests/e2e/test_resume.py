@@ -1,0 +1,143 @@
+"""A run that is killed as a whole goes on from its last checkpoint as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from thinwire.checkpoint import CheckpointStore
+
+RECIPE = """
+[model]
+zoo = "mlp"
+[data]
+source = "digits"
+inputs = ["pixels"]
+validation = 0.2
+[train]
+epochs = 12
+batch_size = 32
+optimizer = { name = "sgd", lr = 0.05, momentum = 0.9 }
+scheduler = { name = "step", step_size = 4, gamma = 0.5 }
+[cluster]
+workers = 2
+[run]
+checkpoint_every = 5
+"""
+
+BARRIER = {
+    "sparknet": "sparknet --set strategy.period=5",
+    "synchronous": "synchronous",
+    "diloco": "diloco --set strategy.period=10 --set strategy.fragments=2",
+    "compressed": "sparknet --set strategy.period=5 --set exchange.codec=int8",
+}
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+def command(recipe: Path, strategy: str, *more: str) -> list[str]:
+    name, *rest = strategy.split()
+    return [sys.executable, "-m", "thinwire.cli.main", "train", str(recipe), "--json", "--set", f"strategy.name={name}", *rest, *more]
+
+
+def final_model(out: Path) -> dict[str, torch.Tensor]:
+    store = CheckpointStore(str(out / "checkpoints"))
+    manifest = store.latest()
+    assert manifest is not None
+    joint = store.read_part(manifest, "joint")
+    assert isinstance(joint, dict)
+    return joint["model"]
+
+
+def wait_for_checkpoints(process: subprocess.Popen[bytes], out: Path, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "the run ended before it could be killed"
+        log = out / "events.jsonl"
+        if log.exists() and log.read_text().count('"checkpoint_saved"') >= count:
+            return
+        time.sleep(0.005)
+    pytest.fail("no checkpoint came")
+
+
+def workers_of(out: Path) -> list[int]:
+    lines = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    return [e["pid"] for e in lines if e["kind"] == "worker_joined"]
+
+
+@pytest.mark.parametrize("strategy", BARRIER.values(), ids=BARRIER.keys())
+def test_a_killed_run_resumes_to_the_same_parameters_bit_for_bit(
+    recipe: Path, tmp_path: Path, strategy: str
+) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    subprocess.run(command(recipe, strategy, "--out", str(whole)), check=True, timeout=100, capture_output=True)
+    chance = random.Random(strategy)
+    interrupted = command(recipe, strategy, "--out", str(cut))
+    for kill in range(2):
+        process = subprocess.Popen(interrupted, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wait_for_checkpoints(process, cut, 2 * (kill + 1))
+        time.sleep(chance.uniform(0, 0.15))
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        interrupted = command(recipe, strategy, "--resume", str(cut))
+    done = subprocess.run(interrupted, check=True, timeout=100, capture_output=True)
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["epochs"] == 12.0
+    expected, found = final_model(whole), final_model(cut)
+    for name, value in expected.items():
+        assert torch.equal(value, found[name]), name
+
+
+def test_workers_leave_when_the_driver_is_killed(recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    line = command(recipe, "relay", "--out", str(out), "--set", "train.epochs=10000")
+    process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for_checkpoints(process, out, 1)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    deadline = time.monotonic() + 20
+    alive = workers_of(out)
+    while alive and time.monotonic() < deadline:
+        alive = [pid for pid in alive if Path(f"/proc/{pid}").exists() and not _is_zombie(pid)]
+        time.sleep(0.05)
+    assert not alive
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    line = command(recipe, "relay", "--out", str(out), "--set", "train.epochs=10000")
+    process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    wait_for_checkpoints(process, out, 1)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"--resume {out}" in told.decode()
+    again = command(recipe, "relay", "--resume", str(out), "--set", "train.steps=50")
+    assert subprocess.run(again, timeout=100, capture_output=True).returncode == 0
+
+
+def test_resume_from_a_folder_without_checkpoints_is_refused(recipe: Path, tmp_path: Path) -> None:
+    done = subprocess.run(command(recipe, "relay", "--resume", str(tmp_path)), capture_output=True, timeout=60)
+    assert done.returncode == 8
+    assert "holds no complete checkpoint" in done.stderr.decode()
