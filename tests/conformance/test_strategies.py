@@ -305,7 +305,11 @@ def test_its_first_setting_is_one_that_rounds_can_follow(chosen: Strategy) -> No
         assert 0.0 <= chosen.quorum <= 1.0
         assert chosen.grace_s >= 0.0
         joint = JointState(chosen, torch.zeros(size), 4)
-        assert sum(joint.fragment(r).size for r in range(joint.cuts.newest.setting.fragments)) == size
+        cut = joint.cuts.newest
+        assert cut.count <= setting.fragments
+        cycle = [joint.fragment(r) for r in range(cut.count)]
+        assert all(fragment.size > 0 for fragment in cycle)
+        assert sum(fragment.size for fragment in cycle) == size
 
 
 # -- training ---------------------------------------------------------------------------------------------------------

@@ -60,14 +60,15 @@ class Mesh:
             for link in [pair for pair in self.links if gone in pair]:
                 self.links[link].clear()
         given_up = {}
+        landed = {key for worker in attempts for key in self.landed.get(worker, ())}
         for worker in attempts:
             if worker not in self.machines:
                 self._add(worker)
             machine = self.machines[worker]
             share = max(1, len(machine.members))
+            given_up[worker] = machine.configure(self.generation, attempts, landed.__contains__)
             self.residual[worker].add_(self.owner_residual[worker], alpha=share)
             self.owner_residual[worker].zero_()
-            given_up[worker] = machine.configure(self.generation, attempts)
         return given_up
 
     def _add(self, worker: int) -> None:
@@ -102,7 +103,14 @@ class Mesh:
         note: dict[str, Any] | None = None,
     ) -> None:
         fragment = fragment or Fragment(0, self.size)
-        self.machines[worker].launch(Launch(key, fragment, codec_name, values, weight, note or {}))
+        own = None if values is None else values.clone()  # a machine may write what it is given
+        assert self.machines[worker].launch(Launch(key, fragment, codec_name, own, weight, note or {}))
+        self._collect(worker)
+
+    def relaunch(self, worker: int, given_up: list[Launch]) -> None:
+        """Launches again what a new generation made a worker give up."""
+        for launch in given_up:
+            assert self.machines[worker].launch(launch)
         self._collect(worker)
 
     # -- the network ------------------------------------------------------------------------------------------------
@@ -143,6 +151,7 @@ class Mesh:
         for done in self.machines[worker].completed():
             assert done.key not in self.landed[worker], f"worker {worker} completed {done.key} twice"
             self.landed[worker][done.key] = done
+            self.machines[worker].settle(done.key)
 
     # -- reading ----------------------------------------------------------------------------------------------------
 

@@ -55,14 +55,17 @@ class Life:
         self.replies: dict[int, torch.Tensor] = {}
         self.members: tuple[int, ...] = ()
         self.needs_state = True
+        self.adopted = 0
+        self.asked: list[int] = []
         self.caught = 0
 
     def step(self, until: int) -> None:
         """Takes up signals; when it may, makes a step and contributes to the next round before `until`."""
         for signal in self.peer.signals():
             self.take(signal)
-        ready = self.members and not self.needs_state and len(self.snapshots) < self.strategy.in_flight
-        if ready and self.peer.next_round < until:
+        self.donate()
+        ready = self.members and not self.needs_state
+        if ready and self.peer.next_round < min(until, self.adopted + self.strategy.in_flight):
             self.x += torch.randn(SIZE, generator=self.random)
             round, fragment = self.peer.claim()
             snapshot = fragment.of(self.x).clone()
@@ -74,6 +77,8 @@ class Life:
         if isinstance(signal, Landed):
             fragment, snapshot = self.snapshots.pop(signal.round, (signal.fragment, None))
             base = signal.snapshot if signal.snapshot is not None else snapshot
+            assert signal.round == self.adopted, f"round {signal.round} is told after {self.adopted} rounds"
+            self.adopted = signal.round + 1
             self.replies[signal.round] = signal.reply.clone()
             if base is not None and self.strategy.subject == "parameters":
                 piece = slice_state(self.state, fragment, SIZE)
@@ -85,12 +90,21 @@ class Life:
         elif isinstance(signal, Caught):
             self.needs_state = False
             self.caught += 1
-            for _, round in signal.contributed:
-                self.snapshots.pop(round, None)
+            self.adopted = int(signal.tree["joint"]["landed"])
+            self.snapshots = {r: kept for r, kept in self.snapshots.items() if r >= self.adopted}
         elif isinstance(signal, Asked):
-            self.peer.donate(signal.peer, {"joint": self.joint.tree()})
+            self.asked.append(signal.peer)
         elif isinstance(signal, Broken):
             raise signal.error
+
+    def donate(self) -> None:
+        """Hands the joint state on once this replica has taken up all that is in it."""
+        with self.joint.lock:
+            if self.needs_state or self.joint.landed != self.adopted:
+                return
+            tree = {"joint": self.joint.tree()} if self.asked else {}
+        while self.asked:
+            self.peer.donate(self.asked.pop(), tree)
 
 
 class Town:

@@ -58,6 +58,10 @@ class Stage:
         self.peers: dict[int, MeshPeer] = {}
         self.joints: dict[int, JointState] = {}
         self.signals: dict[int, list[Signal]] = {}
+        self.claimed: dict[int, set[int]] = {worker: set() for worker in range(workers)}
+        """By worker, the rounds its main thread has claimed and not been told the end of."""
+        self.ended: dict[int, set[int]] = {worker: set() for worker in range(workers)}
+        self.adopted = dict.fromkeys(range(workers), 0)
         self.now = 0.0
         self.hold_donations = False
         self.asked: list[tuple[int, int]] = []
@@ -109,6 +113,12 @@ class Stage:
             self.signals[worker].append(signal)
             if isinstance(signal, Asked):
                 self.asked.append((worker, signal.peer))
+            elif isinstance(signal, Landed):
+                assert signal.round == self.adopted[worker]
+                self._end(worker, {signal.round}, signal.round + 1)
+            elif isinstance(signal, Caught):
+                landed = int(signal.tree["joint"]["landed"])
+                self._end(worker, {r for r in self.claimed[worker] if r < landed}, landed)
         if not self.hold_donations:
             self.donate()
 
@@ -118,10 +128,20 @@ class Stage:
         for worker, peer in asked:
             self.peers[worker].donate(peer, {"joint": self.joints[worker].tree()})
 
+    def _end(self, worker: int, rounds: set[int], adopted: int) -> None:
+        self.claimed[worker] -= rounds
+        self.ended[worker] |= rounds
+        self.adopted[worker] = adopted
+
     def heard_of(self, worker: int) -> set[int]:
         """Rounds whose end the main thread was told: it waits for every round that it has claimed."""
-        found = {s.round for s in self.signals[worker] if isinstance(s, Landed)}
-        return found | {r for s in self.signals[worker] if isinstance(s, Caught) for _, r in s.contributed}
+        assert not self.claimed[worker], f"worker {worker} still waits for rounds {self.claimed[worker]}"
+        return self.ended[worker]
+
+    def may_claim(self, worker: int) -> bool:
+        """Whether the main thread would claim a round now, were one due."""
+        peer = self.peers[worker]
+        return peer.next_round < self.adopted[worker] + self.joints[worker].strategy.in_flight
 
     def settle(self) -> None:
         """Delivers and turns until nothing moves."""
@@ -134,7 +154,9 @@ class Stage:
             self.coordinate()
 
     def launch(self, worker: int, value: float, note: dict[str, Any] | None = None) -> int:
+        assert self.may_claim(worker)
         round, fragment = self.peers[worker].claim()
+        self.claimed[worker].add(round)
         self.peers[worker].launch(round, fragment, torch.full((fragment.size,), value), 1.0, note or {})
         return round
 
@@ -249,21 +271,37 @@ def test_a_round_completed_with_a_prepare_and_landed_elsewhere_is_told_to_the_ma
 
 
 def test_rounds_that_completed_out_of_order_are_not_lost_with_the_generation() -> None:
-    """A small model has an empty fragment, whose round completes at once, ahead of the round before it."""
-    stage = Stage(3, MPCA(fragments=3), size=512)
-    for worker in range(3):
-        for _ in range(1):
-            stage.launch(worker, worker + 1.0)
-    stage.settle()
+    """What must not be taken for landed.
+
+    1. rounds 0 (of three grains) and 1 (of two) are in flight; worker 2 owns a slice of round 0 and none of round 1
+    2. worker 2's sum of round 0 is still on its way: at worker 0 round 1 completes ahead of round 0
+    3. worker 2 dies: both rounds start again, and the mean that worker 0 holds of round 1 counts for nothing
+    """
+    stage = Stage(3, MPCA(fragments=3))
+    assert [stage.joints[0].fragment(round).size for round in range(2)] == [768, 512]
     for worker in range(3):
         stage.launch(worker, worker + 1.0)
-        stage.launch(worker, worker + 1.0)  # round 2 is of the empty fragment
+        stage.launch(worker, worker + 1.0)
         stage.turn(worker)
+    for sender in range(3):
+        for receiver in range(3):
+            stage.deliver(sender, receiver, "part")
+    for worker in range(3):
+        stage.turn(worker)
+    stage.deliver(0, 1)
+    stage.deliver(1, 0)
+    stage.turn(0)
+    stage.turn(1)
+    assert all(sorted(stage.peers[worker]._ready) == [1] for worker in range(2))
     stage.kill(2)
     stage.coordinate()
     stage.settle()
-    assert stage.landed() == [3, 3]
+    assert stage.landed() == [2, 2]
     stage.assert_same()
+    assert all(stage.heard_of(worker) == {0, 1} for worker in range(2))
+    merged = [s for s in stage.signals[0] if isinstance(s, Landed)]
+    for landed in merged:  # 1.5 is the mean of those who are left, 2.0 would be the dead worker's too
+        assert torch.equal(landed.reply, torch.full((landed.fragment.size,), 1.5))
 
 
 def test_a_claim_by_a_worker_that_fell_behind_follows_the_newest_setting() -> None:
@@ -271,7 +309,8 @@ def test_a_claim_by_a_worker_that_fell_behind_follows_the_newest_setting() -> No
 
     1. round 0 goes on without worker 2 (quorum); its note puts four fragments in force from round 1 on
     2. worker 2 hears of round 1 before it has all of round 0: it follows round 0, and its next claim is round 1
-    3. its main thread claims round 1 now, when round 0 has not landed there: by the old setting, the whole model
+    3. if its main thread claimed round 1 now, when round 0 has not landed there, it would by the old setting, the
+       whole model: so it must wait until it has adopted round 0
     """
     strategy = Relay(bits=8, fragments="auto", quorum=0.5, grace_s=0.0)
     stage = Stage(3, strategy)
@@ -292,7 +331,12 @@ def test_a_claim_by_a_worker_that_fell_behind_follows_the_newest_setting() -> No
     stage.turn(1)
     stage.deliver(0, 2)
     stage.turn(2)
+    assert stage.peers[2].next_round == 1
+    assert stage.landed()[2] == 0
+    assert not stage.may_claim(2)
+    stage.settle()
     assert stage.launch(2, 3.0) == 1
+    assert stage.joints[2].fragment(1).size == SIZE // 4
     stage.settle()
     assert stage.landed() == [2, 2, 2]
     stage.assert_same()
@@ -304,6 +348,7 @@ def test_what_compression_left_of_a_round_that_only_others_landed_is_still_owed(
     gradient = torch.linspace(-1.0, 1.0, SIZE)
     for worker in range(3):
         round, fragment = stage.peers[worker].claim()
+        stage.claimed[worker].add(round)
         stage.peers[worker].launch(round, fragment, gradient * (worker + 1), 1.0, {})
         stage.turn(worker)
     for sender in range(3):
@@ -325,6 +370,35 @@ def test_what_compression_left_of_a_round_that_only_others_landed_is_still_owed(
     assert torch.allclose(behind._residual + 2 * behind._owner_residual, owed, atol=1e-5)
 
 
+def test_what_an_owner_was_owed_for_a_sum_that_is_given_up_is_not_owed_any_more() -> None:
+    """What must not be counted twice.
+
+    1. all owners have summed their slices of round 0 in int2, and keep what that left; nobody has all sums
+    2. worker 2 dies: round 0 is given up and launched again, so what the old sums left is void
+    """
+    stage = Stage(3, SparkNet(), codec_name="int2")
+    gradient = torch.linspace(-1.0, 1.0, SIZE)
+    for worker in range(3):
+        round, fragment = stage.peers[worker].claim()
+        stage.claimed[worker].add(round)
+        stage.peers[worker].launch(round, fragment, gradient * (worker + 1), 1.0, {})
+        stage.turn(worker)
+    for sender in range(3):
+        for receiver in range(3):
+            stage.deliver(sender, receiver, "part")
+    for worker in range(3):
+        stage.turn(worker)
+    assert all(bool(stage.peers[worker]._owner_residual.any()) for worker in range(3))
+    stage.kill(2)
+    stage.coordinate()
+    stage.settle()
+    assert stage.landed() == [1, 1]
+    stage.assert_same()
+    owed = sum(stage.peers[worker]._residual + 2 * stage.peers[worker]._owner_residual for worker in range(2))
+    contributed = -3 * gradient  # displacements x̃ − s of workers 0 and 1, from x̃ = 0
+    assert torch.allclose(owed - 2 * stage.joints[0].model, contributed, atol=1e-5)
+
+
 def test_a_worker_that_joins_late_holds_what_all_hold() -> None:
     stage = Stage(2, MPCA(fragments=2))
     for _ in range(3):
@@ -335,6 +409,7 @@ def test_a_worker_that_joins_late_holds_what_all_hold() -> None:
     joint = JointState(MPCA(fragments=2), torch.zeros(SIZE), 3)
     peer = MeshPeer(HandLink(stage, 2), Seat(2, 0, {}), joint, codec_name="float32", trees=Trees(encode, decode))
     stage.peers[2], stage.joints[2], stage.signals[2] = peer, joint, []
+    stage.claimed[2], stage.ended[2], stage.adopted[2] = set(), set(), 0
     stage._decide(stage.membership.join({"a": 0, "address": "hand:2"}, 2, stage.now))
     for worker in range(2):
         stage.launch(worker, 7.0)  # while the generation forms

@@ -46,7 +46,9 @@ def transfer(bed: Testbed, to: int, source: int, size_bytes: int) -> float:
 
 
 def listening(bed: Testbed, node: int) -> subprocess.Popen:
-    code = "import socket, sys, time; s = socket.create_server((sys.argv[1], 5000)); print(1, flush=True); time.sleep(60)"
+    code = (
+        "import socket, sys, time; s = socket.create_server((sys.argv[1], 5000)); print(1, flush=True); time.sleep(60)"
+    )
     server = bed.popen(node, [sys.executable, "-c", code, bed.address(node)], stdout=subprocess.PIPE, text=True)
     assert server.stdout.readline() == "1\n"
     return server

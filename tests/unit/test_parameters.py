@@ -122,14 +122,19 @@ def test_a_scattered_gradient_does_not_follow_the_vector_it_came_from() -> None:
     assert module[0].weight.grad.all()
 
 
-def test_a_gathered_vector_is_zero_between_parameters() -> None:
-    """The padding travels too: what torch.empty left there would be in the scale of every quantised block it is in."""
+def test_gathering_leaves_the_padding_between_parameters_as_it_was() -> None:
+    """The padding travels too, in the scale of every quantised block it is in: whoever gathers gives a zeroed vector."""
     module = nn.Linear(3, 3)
     flat = FlatParameters(module)
     module(torch.randn(2, 3)).sum().backward()
-    gathered = torch.full((flat.size,), float("nan"))
+    padding = torch.ones(flat.size, dtype=torch.bool)
+    for view in flat.views(padding):
+        view.fill_(False)
+    assert int(padding.sum()) == 32 - 12
+    gathered = torch.zeros(flat.size)
     flat.gather_gradients(gathered)
-    assert torch.isfinite(gathered).all()
+    assert not gathered[padding].any()
+    assert torch.equal(gathered[~padding], torch.cat([module.weight.grad.view(-1), module.bias.grad]))
 
 
 def test_equal_replicas_have_equal_digests_and_others_do_not() -> None:

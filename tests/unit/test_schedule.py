@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from thinwire.engine.schedule import Cut, Cuts
+from thinwire.parameters import GRAIN
 from thinwire.strategies import Setting
 
 
@@ -16,12 +17,20 @@ def three() -> Cuts:
 @given(some.integers(1, 20), some.integers(0, 50), some.integers(1, 10_000))
 def test_a_cycle_covers_the_model_once(count: int, cycle: int, size: int) -> None:
     cut = Cut(size, Setting(fragments=count))
-    rounds = range(cycle * count, (cycle + 1) * count)
+    rounds = range(cycle * cut.count, (cycle + 1) * cut.count)
     assert {cut.cycle(r) for r in rounds} == {cycle}
     covered = sorted(cut.fragment(r) for r in rounds)
     assert covered[0].start == 0
     assert covered[-1].stop == size
     assert sum(f.size for f in covered) == size
+
+
+@given(some.integers(1, 20), some.integers(0, 50), some.integers(1, 10_000))
+def test_no_round_is_of_an_empty_fragment(count: int, round: int, size: int) -> None:
+    """A peer refuses rounds of nothing: a model of few grains has fewer fragments than it was asked for."""
+    cut = Cut(size, Setting(fragments=count))
+    assert cut.fragment(round).size > 0
+    assert cut.count == min(count, -(-size // GRAIN))
 
 
 def test_a_change_holds_from_its_round_on_and_not_before() -> None:

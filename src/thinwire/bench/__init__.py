@@ -1,1 +1,23 @@
 """The measured comparisons: `thinwire bench NAME`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import cast
+
+from thinwire.bench.report import Report, Say
+from thinwire.errors import ConfigError, nearest
+
+BENCHES = ("exchange", "overhead")
+"""Each a module of this package with a function of the same name."""
+
+__all__ = ["BENCHES", "Report", "run"]
+
+
+def run(name: str, *, quick: bool, say: Say) -> Report:
+    """Runs a benchmark by name."""
+    if name not in BENCHES:
+        raise ConfigError(f"bench {name!r} is not known. {nearest(name, BENCHES)}")
+    module = importlib.import_module(f"thinwire.bench.{name}")
+    return cast(Callable[[bool, Say], Report], getattr(module, name))(quick, say)

@@ -23,7 +23,8 @@ from typing import Any
 _START = "from thinwire.cluster.nursery import main; main()"
 WARM_CODECS = ("int4", "int2")
 """Compiled once here, so that no worker has to."""
-PRELOADED = ("torch", "numpy", "zmq", "pyarrow", "safetensors.torch", "cloudpickle", "thinwire.job")
+PRELOADED = ("torch", "torch._dynamo", "numpy.random", "zmq.auth.thread", "pyarrow", "cloudpickle", "thinwire.job")
+"""What a worker needs sooner or later; torch's optimizers pull in torch._dynamo, two seconds by itself."""
 
 
 class Nursery:
@@ -248,4 +249,3 @@ def main() -> None:
     for name in WARM_CODECS:
         warm_up(codec(name))
     _Server(int(sys.argv[1]), int(sys.argv[2])).serve()
-

@@ -104,6 +104,7 @@ class Coordinator:
             self.outcome.train_loss = resumed.get("train_loss")
         self._evaluations: dict[int, dict[int, Header]] = {}
         self._judged: set[int] = set()
+        self._excused: dict[int, int] = {}
         self._saves: dict[str, dict[int, Header]] = {}
         self._saved: set[str] = set()
         self._finished: set[int] = set()
@@ -160,6 +161,7 @@ class Coordinator:
         seat = self.membership.seats.get(worker)
         if seat is not None and seat.attempt == header["a"]:
             self._finished.discard(worker)
+            self._excused.pop(worker, None)
             self._lost_at.pop(worker, None)
             rows = int(header.get("rows", 0))
             self._emit(
@@ -176,6 +178,10 @@ class Coordinator:
 
     def _on_evaluated(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         self._evaluations.setdefault(int(header["p"]), {})[worker] = header
+
+    def _on_caught(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
+        """Publications up to this one were made before the worker had the joint state: it has no part in them."""
+        self._excused[worker] = int(header["published"])
 
     def _on_saved(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         self._saves.setdefault(str(header["name"]), {})[worker] = header
@@ -325,7 +331,8 @@ class Coordinator:
 
     def _try_judge(self, number: int) -> None:
         reports = self._evaluations[number]
-        if not set(self.membership.members) & set(self.membership.seats) <= set(reports):
+        alive = set(self.membership.members) & set(self.membership.seats)
+        if not {w for w in alive if self._excused.get(w, 0) < number} <= set(reports):
             return
         self._judged.add(number)
         metrics: dict[str, float] = {}

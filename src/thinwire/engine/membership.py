@@ -43,6 +43,8 @@ class Seat:
     fresh: bool = True
     digest: str = ""
     prepared: int = 0
+    called_at: float | None = None
+    """Since when a call to a generation is unanswered."""
     progress: Header = field(default_factory=dict)
 
 
@@ -79,7 +81,6 @@ class Membership:
         """The last progress of every worker, its successor's starting point."""
         self._first_join: float | None = None
         self._changed_at: float | None = None
-        self._preparing_since: float | None = None
         self.formed = False
 
     def join(self, header: Header, worker: int, now: float) -> list[Send | Lost]:
@@ -133,7 +134,7 @@ class Membership:
         if seat is None or seat.attempt != header["a"] or header["g"] != self.generation:
             return []
         seat.last_seen = now
-        seat.prepared = self.generation
+        seat.prepared, seat.called_at = self.generation, None
         seat.landed, seat.fresh, seat.digest = (
             int(header["landed"]),
             bool(header["fresh"]),
@@ -148,10 +149,9 @@ class Membership:
             if now - seat.last_seen > self.deadlines.silence_s:
                 silent = f"no heartbeat for {self.deadlines.silence_s:.0f} s"
                 found += self.lose(seat.worker, seat.attempt, silent, now)
-        if self._preparing_since is not None and now - self._preparing_since > self.deadlines.prepare_s:
-            for seat in list(self.seats.values()):
-                if seat.prepared != self.generation:
-                    found += self.lose(seat.worker, seat.attempt, "did not answer the call to a generation", now)
+        for seat in list(self.seats.values()):
+            if seat.called_at is not None and now - seat.called_at > self.deadlines.prepare_s:
+                found += self.lose(seat.worker, seat.attempt, "did not answer the call to a generation", now)
         if self._changed_at is not None and now - self._changed_at >= self.deadlines.settle_s:
             found += self._prepare(now)
         return found
@@ -162,20 +162,21 @@ class Membership:
 
     def _prepare(self, now: float) -> list[Send | Lost]:
         if not self.seats:
-            self._changed_at, self._preparing_since = None, None
+            self._changed_at = None
             return []
         if not self.formed and self.missing():
             assert self._first_join is not None
             if now - self._first_join < self.deadlines.start_s:
                 return []
-        self._changed_at, self._preparing_since = None, now
+        self._changed_at = None
         self.generation += 1
+        for seat in self.seats.values():
+            seat.called_at = now if seat.called_at is None else seat.called_at
         return [Send(s.worker, s.attempt, {"t": "prepare", "g": self.generation}) for s in self.seats.values()]
 
     def _try_commit(self) -> list[Send | Lost]:
         if self._changed_at is not None or any(s.prepared != self.generation for s in self.seats.values()):
             return []
-        self._preparing_since = None
         reference = self._choose_reference()
         self.formed = True
         self.members = tuple(sorted(self.seats))

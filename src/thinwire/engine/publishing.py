@@ -51,6 +51,8 @@ class Publisher:
         self._saved_steps = 0
         self._saved_at = time.monotonic()
         self._announced_stop = False
+        self._announced: dict[int, dict[str, Any]] = {}
+        self._again: dict[str, Any] = {}
         self._models: dict[int, dict[str, Tensor]] = {}
         self._best: dict[str, Tensor] | None = None
         self._io = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -65,13 +67,14 @@ class Publisher:
         if stop:
             self._announced_stop = True
             evaluate, save = False, self._worker.plan.checkpoint_every is not None
-        if not (evaluate or save or stop):
-            return {}
-        note: dict[str, Any] = {"publish": self.number + 1, "evaluate": evaluate}
-        if save:
-            note["save"] = self._name(self.number + 1)
-        if stop:
-            note["stop"] = self.asked_to_stop
+        note, self._again = self._again, {}
+        if evaluate or save or stop or note:
+            note = (
+                {"publish": self.number + 1, "evaluate": evaluate or bool(note.get("evaluate"))}
+                | ({"save": self._name(self.number + 1)} if save or "save" in note else {})
+                | ({"stop": self.asked_to_stop} if stop or "stop" in note else {})
+            )
+            self._announced[round] = note
         return note
 
     def _due(self) -> tuple[bool, bool]:
@@ -105,6 +108,9 @@ class Publisher:
 
     def see(self, landed: Landed, *, mid_step: bool) -> None:
         """Takes up what a round's notes ask for; in the middle of a step its update comes first."""
+        announced = self._announced.pop(landed.round, None)
+        if announced is not None and self._worker.plan.worker not in landed.notes:
+            self._again = announced  # a quorum went on without it: say it again with the next round
         if not any("publish" in note for note in landed.notes.values()):
             return
         if mid_step:

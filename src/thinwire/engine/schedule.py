@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
-from thinwire.parameters import Fragment, fragments
+from thinwire.parameters import GRAIN, Fragment, fragments
 from thinwire.strategies import Setting
 
 
@@ -21,7 +21,12 @@ class Cut:
 
     def fragment(self, round: int) -> Fragment:
         """The fragment of one round: they rotate."""
-        return _pieces(self.size, self.setting.fragments)[(round - self.since) % self.setting.fragments]
+        return _pieces(self.size, self.count)[(round - self.since) % self.count]
+
+    @property
+    def count(self) -> int:
+        """Fragments in rotation: no more than the model has grains, so that none is empty."""
+        return max(1, min(self.setting.fragments, -(-self.size // GRAIN)))
 
     def cycle(self, round: int) -> int:
         """How often all fragments had their turn before this round.
@@ -30,7 +35,7 @@ class Cut:
         >>> [cut.cycle(r) for r in range(7)]
         [0, 0, 0, 1, 1, 1, 2]
         """
-        return self.cycles + max(0, round - self.since) // self.setting.fragments
+        return self.cycles + max(0, round - self.since) // self.count
 
 
 class Cuts:

@@ -55,8 +55,7 @@ class Caught(NamedTuple):
 
     tree: dict[str, Any]
     old_model: Tensor | None
-    contributed: list[tuple[Fragment, int]]
-    """Fragments and rounds of contributions whose rounds others had already landed."""
+    """The joint model as this worker had it before."""
 
 
 class Asked(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -48,7 +49,10 @@ class Target:
         match = re.fullmatch(r"\s*(\w+)\s*(>=|<=|>|<)\s*([-+.\deE]+)\s*", text)
         if match is None:
             raise ConfigError(f'until = {text!r} is not understood; write it as "val_accuracy >= 0.97"')
-        return cls(match[1], match[2].startswith(">"), float(match[3]))
+        try:
+            return cls(match[1], match[2].startswith(">"), float(match[3]))
+        except ValueError as error:
+            raise ConfigError(f"until = {text!r} is not understood: {match[3]!r} is not a number") from error
 
     def reached(self, metrics: dict[str, float]) -> bool:
         if self.metric not in metrics:
@@ -85,7 +89,7 @@ class Verdict:
                 f"EarlyStopping.metric = {self._metric!r} is not measured; measured are {sorted(metrics)}"
             )
         value = metrics.get(self._metric)
-        better = value is not None and (self.best is None or self._sign * (value - self.best) > self._min_delta)
+        better = value is not None and math.isfinite(value) and (self.best is None or self._sign * (value - self.best) > self._min_delta)
         if better:
             self.best, self._since_best = value, 0
         else:

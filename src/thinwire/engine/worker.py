@@ -70,7 +70,9 @@ class Worker:
         self._loss_total = 0.0
         self._reported = 0.0
         self._samples: list[tuple[float, float]] = []
-        self._resumed = False
+        self._landed = self._adopted = joint.landed
+        self._asked: list[int] = []
+        self._caught_once = False
 
     @property
     def alone(self) -> bool:
@@ -113,6 +115,7 @@ class Worker:
                     self.replica.parameters.add_to_gradients(term)
         if not (together and self._gradients) or self._average_gradient(batch.num_rows):
             self.replica.update()
+        self._adopted = max(self._adopted, self._landed)
         self._loss_total += loss
         position = batch.position
         following = (position[0], position[1] + 1)
@@ -152,7 +155,8 @@ class Worker:
         if self._gradients:
             self.publisher.publish_deferred()
             return
-        if self._needs_state or len(self._snapshots) >= self.strategy.in_flight or not self._goes_on():
+        behind = self.exchange.next_round >= self._adopted + self.strategy.in_flight
+        if self._needs_state or behind or not self._goes_on():
             return
         if self.strategy.due(self._progress()):
             self._launch(self.replica.vector)
@@ -183,7 +187,7 @@ class Worker:
     def _average_gradient(self, rows: int) -> bool:
         """Puts the workers' mean in the gradient's place; False when a peer's state, this step done, came instead."""
         round, fragment = self.exchange.claim()
-        gradient = torch.empty_like(self.replica.vector)
+        gradient = torch.zeros_like(self.replica.vector)  # the padding between parameters counts in every block's scale
         self.replica.parameters.gather_gradients(gradient)
         share = Share(round, 1, rows, self.lead)
         self._send_off(round, fragment, gradient.cpu(), self.strategy.weight(share))
@@ -252,6 +256,7 @@ class Worker:
     def _take_signals(self, timeout_s: float) -> None:
         for signal in self.exchange.signals(timeout_s):
             self._take(signal)
+        self._donate()
 
     def _take(self, signal: Signal) -> None:
         if isinstance(signal, Landed):
@@ -264,7 +269,7 @@ class Worker:
         elif isinstance(signal, Caught):
             self._catch_up(signal)
         elif isinstance(signal, Asked):
-            self._donate(signal.peer)
+            self._asked.append(signal.peer)
         elif isinstance(signal, Told):
             self._hear(signal.header)
         elif isinstance(signal, Broken):
@@ -272,6 +277,7 @@ class Worker:
 
     def _land(self, landed: Landed) -> None:
         fragment, snapshot = self._snapshots.pop(landed.round, (landed.fragment, None))
+        self._landed = landed.round + 1
         base = landed.snapshot if landed.snapshot is not None else snapshot
         if landed.size_bytes:
             self._samples = [*self._samples[-LINK_SAMPLES + 1 :], (landed.size_bytes, landed.seconds)]
@@ -289,7 +295,10 @@ class Worker:
             self.totals[worker] = max(self.totals.get(worker, 0), int(note.get("rows", 0)))
         if self.lead and (landed.round < 32 or landed.round % 16 == 0):
             self._log_round(landed)
-        self.publisher.see(landed, mid_step=self._mean_gradient is not None)
+        mid_step = self._mean_gradient is not None
+        if not mid_step:
+            self._adopted = self._landed
+        self.publisher.see(landed, mid_step=mid_step)
 
     def _adopt(self, fragment: Fragment, base: Tensor, reply: Tensor) -> None:
         x, size = self.replica.vector, self.joint.size
@@ -335,24 +344,25 @@ class Worker:
         tree = caught.tree
         self._needs_state = False
         x = self.replica.vector
-        snapshots = {r: self._snapshots.pop(r, None) for _, r in caught.contributed}
+        landed = int(tree["joint"]["landed"])
+        over = [self._snapshots.pop(r) for r in sorted(self._snapshots) if r < landed]
+        self._landed = self._adopted = landed
         with torch.no_grad():
             if self._gradients:
                 self.replica.load_shared(tree["replica"])
-            elif self.meter.steps == 0 or caught.old_model is None or self._newcomer(tree):
-                x.copy_(self.joint.model)
+            elif caught.old_model is None or self._newcomer():
+                x.copy_(tree["joint"]["state"][0])
                 self.state = self.strategy.open(x)[1]
                 self.replica.buffers.load(tree["buffers"], tree["counts"])
             else:
                 base = caught.old_model
-                for fragment, round in caught.contributed:
-                    kept = snapshots.get(round)
-                    if kept is not None and kept[1] is not None:
-                        fragment.of(base).copy_(kept[1])
-                assert self.joint.model is not None
-                self._adopt(Fragment(0, self.joint.size), base, self.joint.model)
+                for fragment, snapshot in over:  # what it contributed to them counts as arrived
+                    if snapshot is not None:
+                        fragment.of(base).copy_(snapshot)
+                self._adopt(Fragment(0, self.joint.size), base, tree["joint"]["state"][0])
         self.publisher.number = max(self.publisher.number, int(tree["published"]))
         self._caught_once = True
+        self.say("caught", published=int(tree["published"]))
         self.event(
             "rejoined",
             worker=self.plan.worker,
@@ -362,10 +372,23 @@ class Worker:
             digest=self.replica.parameters.digest(),
         )
 
-    def _newcomer(self, tree: dict[str, Any]) -> bool:
-        return self.plan.attempt > 0 and not getattr(self, "_caught_once", False)
+    def _newcomer(self) -> bool:
+        """Whether this replica has no steps of its own to keep."""
+        return self.replica.steps == 0 or (self.plan.attempt > 0 and not self._caught_once)
 
-    def _donate(self, peer: int) -> None:
+    def _donate(self) -> None:
+        """Hands the joint state on, once this worker has taken up all that is in it: the two must be of one round."""
+        if not self._asked or self._needs_state:
+            return
+        with self.joint.lock:
+            if self.joint.landed != self._adopted:
+                return
+            tree = self._joint_tree()
+        for peer in self._asked:
+            self.exchange.donate(peer, tree)
+        self._asked = []
+
+    def _joint_tree(self) -> dict[str, Any]:
         if self.alone:
             self.joint.set_model(self.replica.vector.detach().cpu())
         tree: dict[str, Any] = {
@@ -376,7 +399,7 @@ class Worker:
         }
         if self._gradients:
             tree["replica"] = self.replica.shared()
-        self.exchange.donate(peer, tree)
+        return tree
 
     def _hear(self, header: dict[str, Any]) -> None:
         kind = header["t"]
@@ -431,6 +454,7 @@ class Worker:
     def load(self, joint: dict[str, Any], own: dict[str, Any] | None) -> None:
         """Goes on from a checkpoint; without a part of its own a worker starts from the joint model."""
         self.joint.load(joint["joint"])
+        self._landed = self._adopted = self.joint.landed
         if own is None:
             if self._gradients:
                 self.replica.load_shared(joint["replica"])
@@ -451,4 +475,3 @@ class Worker:
         self._since = (int(own["since_steps"]), time.monotonic(), 0.0)
         self.totals = {int(k): int(v) for k, v in own["totals"].items()}
         self.publisher.load(own["publisher"])
-        self._resumed = True

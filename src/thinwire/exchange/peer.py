@@ -72,7 +72,14 @@ class MeshPeer:
         self._resend = strategy.settles and strategy.quorum < 1.0
         self._residual: Tensor | None = None
         self._owner_residual: Tensor | None = None
-        self._rounds = Rounds(seat.worker, self._send, self._lane, quorum=strategy.quorum, grace_s=strategy.grace_s)
+        self._rounds = Rounds(
+            seat.worker,
+            self._send,
+            self._lane,
+            quorum=strategy.quorum,
+            grace_s=strategy.grace_s,
+            longest=joint.size + (1 << 24),  # one-off means, of buffers say, may be longer than the model
+        )
         self._signals: queue.SimpleQueue[Signal] = queue.SimpleQueue()
         self._commands: deque[Callable[[], None]] = deque()
         self._numbering = threading.Lock()
@@ -87,7 +94,6 @@ class MeshPeer:
         self._held: deque[Launch] = deque()
         self._fresh, self._needs_state = fresh, False
         self._frozen = True
-        self._given_up: list[tuple[Fragment, int]] = []
         self._following = False
         self._digest = ""
         self._progress: dict[str, Any] = {}
@@ -142,14 +148,10 @@ class MeshPeer:
 
         def act() -> None:
             name = self._joint.cuts.at(round).setting.codec or self._codec_name
-            values = None
+            launch = Launch(f"train:{round}", fragment, name, None, weight, note)
             if snapshot is not None and weight > 0:
-                spare = self._spares.take(fragment.size)
-                values = self._joint.contribution(fragment, snapshot, out=spare)
-                self._contributed.add(round)
-                if values is spare:  # until the round has landed: it may have to be launched again
-                    self._values[round] = spare
-            self._launch(Launch(f"train:{round}", fragment, name, values, weight, note))
+                launch = self._contribute(launch, round, snapshot)
+            self._launch(launch)
 
         self._command(act)
 
@@ -241,15 +243,16 @@ class MeshPeer:
                 self._heard = time.monotonic()
                 self._from_coordinator(message.header)
             else:
-                self._from_peer(message)
+                try:
+                    self._from_peer(message)
+                except (KeyError, TypeError, ValueError, OverflowError):
+                    self._rounds.refused += 1
         while self._commands:
             self._commands.popleft()()
         if not self._frozen:
             self._follow()
             self._rounds.tick()
-            for done in self._rounds.completed():
-                self._complete(done)
-            self._land_ready()
+            self._take_up_completed()
         now = time.monotonic()
         if now - self._last_beat >= BEAT_S:
             self._beat()
@@ -284,6 +287,8 @@ class MeshPeer:
     def _from_coordinator(self, header: Header) -> None:
         kind = header["t"]
         if kind == "prepare":
+            if not self._frozen:  # what is complete counts as landed: nobody will launch it again
+                self._take_up_completed()
             self._frozen = True
             answer = {
                 "t": "prepared",
@@ -305,7 +310,7 @@ class MeshPeer:
         self._link.connect({int(k): v["address"] for k, v in header["members"].items() if int(k) != me})
         reference, landed = int(header["reference"]), int(header["landed"])
         self._share_owner_residual()
-        given_up = self._rounds.configure(int(header["g"]), attempts)
+        given_up = self._rounds.configure(int(header["g"]), attempts, lambda key: _before(key, landed))
         fresh = self._fresh or self._needs_state
         equal = landed == 0 and header["digest"] == self._digest
         self._needs_state = me != reference and ((fresh and not equal) or (not fresh and self._joint.landed != landed))
@@ -331,14 +336,11 @@ class MeshPeer:
         self._answer_wants()
 
     def _relaunch(self, given_up: list[Launch], landed: int) -> None:
-        """Rounds that nobody landed start again; those that the reference landed count as contributed."""
-        for launch in [*given_up, *self._held]:
-            round = _train_number(launch.key)
-            if round is None or round >= landed:
-                self._rounds.launch(launch)
-            elif round in self._contributed:
-                self._given_up.append((launch.fragment, round))
-        self._held.clear()
+        """Rounds that nobody landed start again; those that the reference landed are over."""
+        held, self._held = self._held, deque()
+        for launch in [*given_up, *held]:
+            if not _before(launch.key, landed):
+                self._start_round(launch)
         with self._numbering:
             self._next_round = max(self._next_round, landed)
 
@@ -383,12 +385,11 @@ class MeshPeer:
         old = None if self._joint.model is None else self._joint.model.clone()
         self._joint.load(tree["joint"])
         self._needs_state = False
-        contributed, self._given_up = self._given_up, []
         with self._numbering:
             self._next_round = max(self._next_round, self._joint.landed)
-        self._signals.put(Caught(tree, old, contributed))
-        self._ready = {r: v for r, v in self._ready.items() if r >= self._joint.landed}
-        self._values = {r: v for r, v in self._values.items() if r >= self._joint.landed}
+        self._signals.put(Caught(tree, old))
+        for round in [r for r in self._ready if r < self._joint.landed]:
+            self._forget(round)
 
     # -- rounds -----------------------------------------------------------------------------------------------------
 
@@ -403,11 +404,29 @@ class MeshPeer:
             self._owner_residual = torch.zeros(self._joint.size)
         return Lane(chosen, self._residual, self._owner_residual, self._resend)
 
+    def _contribute(self, launch: Launch, round: int, snapshot: Tensor) -> Launch:
+        """The launch with its values: all now, or each piece as it is sent, which sends the first one sooner."""
+        fragment = launch.fragment
+        if __import__("os").environ.get("TW_AB")=="whole" or self._frozen or not self._joint.piecewise:  # what is held back must be of the joint model as it is now
+            spare = self._values[round] = self._spares.take(fragment.size); return launch._replace(values=self._joint.contribution(fragment, snapshot, out=spare))
+        values = self._values[round] = self._spares.take(fragment.size)  # until it has landed: it may start again
+
+        def fill(start: int, stop: int) -> None:
+            piece = Fragment(fragment.start + start, fragment.start + stop)
+            self._joint.contribution(piece, snapshot[start:stop], out=values[start:stop])
+
+        return launch._replace(values=values, fill=fill)
+
     def _launch(self, launch: Launch) -> None:
         if self._frozen:
             self._held.append(launch)
         else:
-            self._rounds.launch(launch)
+            self._start_round(launch)
+
+    def _start_round(self, launch: Launch) -> None:
+        round = _train_number(launch.key)
+        if self._rounds.launch(launch) and round is not None and launch.values is not None:
+            self._contributed.add(round)
 
     def _follow(self) -> None:
         wanted = self._rounds.wanted()
@@ -430,24 +449,34 @@ class MeshPeer:
                     self._next_round = max(self._next_round, round + 1)
             self._rounds.launch(Launch(key, fragment, name, None, 0.0, dict(self._progress.get("note", {}))))
 
-    def _complete(self, done: Completed) -> None:
-        round = _train_number(done.key)
-        if round is None:
-            self._averaged.add(done.key)
-            self._signals.put(Averaged(done.key, done.mean, done.notes))
-        else:
-            self._ready[round] = done
+    def _take_up_completed(self) -> None:
+        for done in self._rounds.completed():
+            round = _train_number(done.key)
+            if round is None:
+                self._averaged.add(done.key)
+                self._rounds.settle(done.key)
+                self._signals.put(Averaged(done.key, done.mean, done.notes))
+            else:
+                self._ready[round] = done
+                if round < self._joint.landed:  # the joint state that came from a peer had it already
+                    self._forget(round)
+        self._land_ready()
+
+    def _forget(self, round: int) -> None:
+        """Lets go of a round that is over."""
+        self._ready.pop(round, None)
+        self._contributed.discard(round)
+        self._rounds.settle(f"train:{round}")
+        if (values := self._values.pop(round, None)) is not None:
+            self._spares.give(values)
 
     def _land_ready(self) -> None:
         while not self._needs_state and self._joint.landed in self._ready:
             round = self._joint.landed
-            done = self._ready.pop(round)
-            own = round in self._contributed
-            self._contributed.discard(round)
+            done, own = self._ready[round], round in self._contributed
             snapshot = None if own else self._joint.old_model(done.fragment)
             reply = self._joint.land(round, done.fragment, done.mean, out=done.mean)
-            if (values := self._values.pop(round, None)) is not None:
-                self._spares.give(values)
+            self._forget(round)
             publish = save = False
             for note in done.notes.values():
                 if "setting" in note:
@@ -470,6 +499,12 @@ class MeshPeer:
             )
 
 
+def _before(key: str, landed: int) -> bool:
+    """Whether a training round is one of the first `landed`."""
+    round = _train_number(key)
+    return round is not None and round < landed
+
+
 def _train_number(key: str) -> int | None:
     kind, _, number = key.partition(":")
-    return int(number) if kind == "train" else None
+    return int(number) if kind == "train" and number.isdecimal() else None

@@ -8,15 +8,15 @@ from thinwire.errors import ConfigError
 def at_least(owner: object, least: float, **knobs: float | None) -> None:
     """Refuses a knob below `least`; None is left to its default."""
     for name, value in knobs.items():
-        if value is not None and not value >= least:
-            raise ConfigError(f"{_path(owner, name)} = {value} is too small; use {least} or more")
+        if value is not None and not (_is_number(value) and value >= least):
+            raise ConfigError(f"{_path(owner, name)} = {value!r} is not possible; use a number of {least} or more")
 
 
 def within(owner: object, least: float, most: float, **knobs: float | None) -> None:
     """Refuses a knob outside [least, most]."""
     for name, value in knobs.items():
-        if value is not None and not least <= value <= most:
-            raise ConfigError(f"{_path(owner, name)} = {value} is out of range; use {least} to {most}")
+        if value is not None and not (_is_number(value) and least <= value <= most):
+            raise ConfigError(f"{_path(owner, name)} = {value!r} is not possible; use a number from {least} to {most}")
 
 
 def one_of(owner: object, allowed: tuple[object, ...], **knobs: object) -> None:
@@ -24,6 +24,10 @@ def one_of(owner: object, allowed: tuple[object, ...], **knobs: object) -> None:
     for name, value in knobs.items():
         if value not in allowed:
             raise ConfigError(f"{_path(owner, name)} = {value!r} is not known; use one of {list(allowed)}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _path(owner: object, name: str) -> str:

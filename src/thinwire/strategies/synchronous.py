@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from thinwire.rules.compression import codec as codec_by_name
 from thinwire.strategies.base import Measured, Nothing, Progress, Setting, Share, Strategy, Subject, Timing
 
 
@@ -22,6 +23,10 @@ class Synchronous(Strategy):
     subject: ClassVar[Subject] = "gradients"
 
     codec: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.codec is not None:
+            codec_by_name(str(self.codec))
 
     def setting(self, measured: Measured, current: Setting | None) -> Setting:
         return Setting(codec=self.codec)

@@ -111,9 +111,7 @@ class Testbed:
     def popen(self, node: int, argv: Sequence[str], **kw: Any) -> subprocess.Popen[Any]:
         """Starts a command on a node, in a session of its own; `close` ends it at the latest."""
         kw.setdefault("start_new_session", True)
-        process: subprocess.Popen[Any] = subprocess.Popen(
-            ["ip", "netns", "exec", self.namespace(node), *argv], **kw
-        )
+        process: subprocess.Popen[Any] = subprocess.Popen(["ip", "netns", "exec", self.namespace(node), *argv], **kw)
         self._started.setdefault(node, []).append(process)
         return process
 

@@ -1,0 +1,65 @@
+"""`thinwire bench`: a measured comparison, as a table and as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import statistics
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from thinwire import bench as benches
+from thinwire.bench.report import Report, Row, save
+
+
+def bench(options: argparse.Namespace) -> int:
+    """Runs the benchmark that the options name; returns the exit code."""
+    console = Console(stderr=True)
+    with console.status(f"bench {options.name}") as status:
+
+        def say(text: str) -> None:
+            status.update(text)
+            if not console.is_terminal:
+                console.print(text, highlight=False)
+
+        report = benches.run(options.name, quick=options.quick, say=say)
+    words = ["thinwire", "bench", options.name, *(["--quick"] if options.quick else [])]
+    result = report.to_json(shlex.join(words))
+    if options.save:
+        console.print(f"wrote {save(result, options.save)}", highlight=False)
+    if options.json:
+        print(json.dumps(result))
+    else:
+        _show(report)
+    return 0
+
+
+def _show(report: Report) -> None:
+    table = Table(box=box.ROUNDED, title=f"bench {report.name}")
+    for heading in ("", "", "value", "spread", "target", "detail"):
+        table.add_column(heading, justify="right" if heading in ("value", "target") else "left")
+    part = None
+    for row in report.rows:
+        if part not in (None, row.part):
+            table.add_section()
+        table.add_row("" if row.part == part else row.part, row.name, *_cells(row), row.detail)
+        part = row.part
+    console = Console()
+    console.print(table)
+    for line in report.skipped:
+        console.print(f"skipped: {line}", highlight=False)
+
+
+def _cells(row: Row) -> tuple[str, str, str]:
+    value = "" if row.value is None else f"{row.value:.3f}{row.unit and ' ' + row.unit}"
+    if row.met is not None:
+        value = f"[{'green' if row.met else 'red'}]{value}[/]"
+    spread = f"{min(row.spread):.3f} … {max(row.spread):.3f}" if len(row.spread) > 1 else ""
+    if len(row.spread) > 4:
+        low, _, high = statistics.quantiles(row.spread, n=4)
+        spread = f"{low:.3f} … {high:.3f}"
+    target = "" if row.target is None else f"{'≤' if row.at_most else '≥'} {row.target:g}"
+    return value, spread, target

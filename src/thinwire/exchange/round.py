@@ -1,0 +1,198 @@
+"""One round at one worker: how its fragment is cut, and what it does to the residuals of error feedback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from thinwire.parameters import Fragment, fragments
+from thinwire.rules.compression import Codec
+
+CHUNK_BYTES = 1 << 20
+"""Packed bytes of one message: large enough to be cheap, small enough to overlap."""
+
+
+class Chunk(NamedTuple):
+    """A piece of a fragment, relative to its start, and the worker that sums it."""
+
+    owner: int
+    start: int
+    stop: int
+    first: bool
+    """Whether it is its slice's first, the one that carries the notes."""
+
+
+class Launch(NamedTuple):
+    """A worker's own contribution to a round, kept so that a new generation can launch it again."""
+
+    key: str
+    fragment: Fragment
+    codec: str
+    values: Tensor | None
+    weight: float
+    note: dict[str, Any]
+    fill: Callable[[int, int], None] | None = None
+    """Writes the values from one element to another, just before they are needed; None where they are there."""
+
+
+class Lane(NamedTuple):
+    """How one round is packed: its codec, and the residual vectors (full length) when feedback is wanted."""
+
+    codec: Codec
+    residual: Tensor | None = None
+    owner_residual: Tensor | None = None
+    resend: bool = False
+    """Whether a contribution left out goes back into the residual."""
+
+
+class Completed(NamedTuple):
+    """A round that every owner has summed."""
+
+    key: str
+    fragment: Fragment
+    mean: Tensor
+    notes: dict[int, dict[str, Any]]
+    seconds: float
+    size_bytes: int
+    """What this worker sent for it."""
+    members: int
+    late: tuple[int, ...]
+    """Workers whose contributions missed at least one chunk."""
+
+
+def cut(fragment: Fragment, members: Collection[int], bits: int) -> tuple[Chunk, ...]:
+    """The chunks of a fragment: a slice per member in the order of their numbers, none above CHUNK_BYTES packed."""
+    longest = CHUNK_BYTES * 8 // bits
+    found = []
+    for owner, piece in zip(sorted(members), fragments(fragment.size, len(members)), strict=True):
+        for start in range(piece.start, piece.stop, longest):
+            found.append(Chunk(owner, start, min(piece.stop, start + longest), start == piece.start))
+    return tuple(found)
+
+
+@dataclass
+class Round:
+    """The state of one round; its methods do the arithmetic and leave messages to `Rounds`.
+
+    What is contributed is never lost and never counted twice: at any moment values plus residuals equal what was landed
+    plus what is still owed. `sent` holds what this worker has put on the wire, `before` the owner's residuals as they
+    were, so that a round which is given up can be undone.
+    """
+
+    key: str
+    fragment: Fragment
+    lane: Lane
+    chunks: tuple[Chunk, ...]
+    started: float
+    mean: Tensor
+    launched: bool = False
+    complete: bool = False
+    values: Tensor | None = None
+    weight: float = 0.0
+    note: dict[str, Any] = field(default_factory=dict)
+    parts: dict[int, dict[int, tuple[float, Tensor | None]]] = field(default_factory=dict)
+    sent: dict[int, Tensor] = field(default_factory=dict)
+    before: dict[int, Tensor] = field(default_factory=dict)
+    done: set[int] = field(default_factory=set)
+    notes: dict[int, dict[str, Any]] = field(default_factory=dict)
+    late: set[int] = field(default_factory=set)
+    quorum_since: dict[int, float] = field(default_factory=dict)
+    size_bytes: int = 0
+
+    def size(self, index: int) -> int:
+        return self.chunks[index].stop - self.chunks[index].start
+
+    def piece(self, vector: Tensor, index: int) -> Tensor:
+        """A chunk of a vector as long as the fragment."""
+        return vector[self.chunks[index].start : self.chunks[index].stop]
+
+    def pack(self, index: int) -> Tensor | None:
+        """This worker's part for another owner, packed; what packing loses stays in the residual."""
+        if self.values is None:
+            return None
+        values, residual = self.piece(self.values, index), self._of(self.lane.residual, index)
+        if residual is None:
+            return self.lane.codec.encode(values)
+        packed = self.lane.codec.encode_feedback(values, residual)
+        self.sent[index] = packed
+        return packed
+
+    def own(self, index: int) -> Tensor | None:
+        """This worker's part for itself: it never crosses the wire, so it is exact and leaves no residual."""
+        if self.values is None:
+            return None
+        values, residual = self.piece(self.values, index), self._of(self.lane.residual, index)
+        if residual is None:
+            return values
+        exact = values + residual
+        residual.zero_()
+        self.sent[index] = exact
+        return exact
+
+    def sum(self, index: int, parts: dict[int, tuple[float, Tensor | None]]) -> Tensor | None:
+        """The packed weighted mean of a chunk, which goes into `mean` as all will decode it; None if nobody counts."""
+        total_weight = sum(weight for weight, _ in parts.values())
+        if total_weight <= 0:
+            return None
+        codec = self.lane.codec
+        total = torch.zeros(self.size(index))
+        for worker in sorted(parts):
+            weight, piece = parts[worker]
+            if piece is None:
+                continue
+            if piece.dtype == torch.float32:
+                total.add_(piece, alpha=weight)
+            else:
+                codec.accumulate(piece, weight, total)
+        total.div_(total_weight)
+        residual = self._of(self.lane.owner_residual, index)
+        if residual is None:
+            packed = codec.encode(total)
+        else:
+            self.before[index] = residual.clone()
+            packed = codec.encode_feedback(total, residual)
+        codec.decode(packed, self.size(index), out=self.piece(self.mean, index))
+        return packed
+
+    def missed(self, index: int) -> None:
+        """A chunk was summed without this worker: what it had for it waits for the next round."""
+        residual = self._of(self.lane.residual, index)
+        if not self.lane.resend or residual is None or self.values is None:
+            return
+        values = self.piece(self.values, index)
+        sent = self.sent.pop(index, None)
+        if sent is None:
+            residual.add_(values)
+        else:
+            self._add_back(residual, sent)
+        values.zero_()  # it is owed by the residual now, and must not be contributed again
+
+    def take_back(self) -> None:
+        """Undoes what a given-up round did to the residuals, so that its values can be launched again."""
+        for index, sent in self.sent.items():
+            residual = self._of(self.lane.residual, index)
+            assert residual is not None
+            assert self.values is not None
+            self._add_back(residual, sent)
+            residual.sub_(self.piece(self.values, index))
+        for index, before in self.before.items():
+            owed = self._of(self.lane.owner_residual, index)
+            assert owed is not None
+            owed.copy_(before)
+
+    def _add_back(self, residual: Tensor, sent: Tensor) -> None:
+        if sent.dtype == torch.float32:
+            residual.add_(sent)
+        else:
+            self.lane.codec.accumulate(sent, 1.0, residual)
+
+    def _of(self, vector: Tensor | None, index: int) -> Tensor | None:
+        """A chunk of a vector as long as the model."""
+        if vector is None:
+            return None
+        chunk = self.chunks[index]
+        return vector[self.fragment.start + chunk.start : self.fragment.start + chunk.stop]

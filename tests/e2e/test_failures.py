@@ -1,0 +1,111 @@
+"""Workers die by `kill -9`; the run goes on, and its accounts stay right."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+import torch
+
+import thinwire as tw
+from thinwire import events
+from thinwire.errors import LostWorkersError
+from thinwire.models import cnn8
+
+WORKERS, EPOCHS, BATCH = 4, 40, 16
+
+STRATEGIES = {
+    "synchronous": tw.Synchronous(),
+    "sparknet": tw.SparkNet(period=5),
+    "mpca": tw.MPCA(),
+    "diloco": tw.DiLoCo(period=10, momentum=0.5),
+    "relay": tw.Relay(),
+}
+
+
+class Killer:
+    """Kills workers with SIGKILL when the run has come so far, and writes down everything that happens."""
+
+    def __init__(self, *victims: int, after_steps: int = 60, again: bool = False) -> None:
+        self.victims, self.after_steps = list(victims), after_steps
+        self.again = again
+        self.log: list[events.Event] = []
+        self.pids: dict[int, int] = {}
+
+    def __call__(self, event: events.Event) -> None:
+        self.log.append(event)
+        if isinstance(event, events.WorkerJoined):
+            self.pids[event.worker] = event.pid
+            if event.attempt and self.again:
+                self.again = False
+                os.kill(event.pid, signal.SIGKILL)
+        if isinstance(event, events.Progressed) and event.steps >= self.after_steps and len(self.pids) == WORKERS:
+            for victim in self.victims:
+                os.kill(self.pids[victim], signal.SIGKILL)
+            self.victims = []
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [e for e in self.log if isinstance(e, kind)]
+
+
+def fit(strategy: tw.Strategy, killer: Killer, **changes: Any) -> tw.Result:
+    settings: dict[str, Any] = {
+        "inputs": ["pixels"],
+        "optimizer": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+        "strategy": strategy,
+        "cluster": tw.Local(workers=WORKERS),
+        "epochs": EPOCHS,
+        "batch_size": BATCH,
+        "validation": 0.2,
+        "callbacks": [killer],
+        "progress": False,
+    }
+    return tw.fit(cnn8, "digits", **(settings | changes))
+
+
+@pytest.mark.parametrize("victim", [0, 2], ids=["the first worker", "another worker"])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_killed_worker_is_replaced_and_costs_the_others_no_step(name: str, victim: int) -> None:
+    killer = Killer(victim)
+    result = fit(STRATEGIES[name], killer)
+    assert result.summary["workers_lost"] == 1
+    assert result.summary["val_accuracy"] >= 0.96
+    (lost,) = killer.of(events.WorkerLost)
+    assert lost.worker == victim
+    assert "SIGKILL" in lost.reason
+    reborn = [e for e in killer.of(events.WorkerJoined) if e.attempt == 1]
+    assert [e.worker for e in reborn] == [victim]
+    assert any(e.worker == victim and e.attempt == 1 for e in killer.of(events.Rejoined))
+    steps_each = -(-(1797 - 359) // WORKERS // BATCH)
+    ended = killer.of(events.EpochEnded)
+    for worker in set(range(WORKERS)) - {victim}:
+        rows = [e.rows for e in ended if e.worker == worker]
+        assert len(rows) == EPOCHS, f"worker {worker} ended {len(rows)} epochs"
+        assert len(set(rows)) == 1
+        assert rows[0] in (359, 360)
+    assert result.summary["steps"] >= EPOCHS * steps_each
+    # the successor starts where the last heartbeat was: rows may be done twice by what came after it, never left out
+    assert EPOCHS * 1438 - BATCH <= result.summary["rows"] <= EPOCHS * 1438
+
+
+def test_two_at_once_and_a_replacement_that_dies_too() -> None:
+    killer = Killer(1, 3, again=True)
+    result = fit(tw.Relay(), killer)
+    assert result.summary["workers_lost"] == 3
+    assert result.summary["val_accuracy"] >= 0.96
+
+
+def test_without_replacements_the_others_finish() -> None:
+    killer = Killer(2)
+    result = fit(tw.Relay(), killer, cluster=tw.Local(workers=WORKERS, max_restarts=0))
+    assert result.summary["workers_lost"] == 1
+    assert result.summary["rows"] < EPOCHS * 1438
+    assert result.summary["val_accuracy"] >= 0.95
+
+
+def test_when_all_are_lost_the_error_says_what_to_do() -> None:
+    killer = Killer(0, 1, 2, 3)
+    with pytest.raises(LostWorkersError, match="resume"):
+        fit(tw.Relay(), killer, cluster=tw.Local(workers=WORKERS, max_restarts=0))
