@@ -17,11 +17,10 @@ from thinwire.checkpoint import CheckpointStore, decode, encode
 from thinwire.data import Batch, Loader, Position, Sampler, Shard, ShardFiles
 from thinwire.engine.joint import JointState
 from thinwire.engine.plan import WorkerPlan
-from thinwire.engine.ports import COORDINATOR
+from thinwire.engine.ports import COORDINATOR, Link, Wire
 from thinwire.engine.worker import LeftError, Worker
 from thinwire.errors import CheckpointError
 from thinwire.exchange.peer import MeshPeer, Seat, Trees
-from thinwire.exchange.wire import Keys, ZmqLink
 from thinwire.replicas import TorchReplica, TrainSpec
 from thinwire.strategies import Strategy
 
@@ -51,9 +50,7 @@ class Job:
     shards: tuple[ShardFiles, ...]
     columns: Columns
     batch_size: int
-    keys: Keys
-    coordinator: str
-    host: str
+    wire: Wire
     checkpoints: str | None
     resume: tuple[str, str] | None
     """Store and name of the checkpoint to go on from."""
@@ -95,7 +92,7 @@ class ShardBatches:
 
 def work(job: Job, worker: int, attempt: int) -> None:
     """Runs one worker to its end; whatever goes wrong in it reaches the coordinator with its traceback."""
-    link = ZmqLink(me=worker, attempt=attempt, keys=job.keys, coordinator=job.coordinator, host=job.host)
+    link = job.wire.link(worker, attempt)
     peer: MeshPeer | None = None
     try:
         runner, peer = _build(job, worker, attempt, link)
@@ -121,7 +118,7 @@ def work(job: Job, worker: int, attempt: int) -> None:
             peer.close()
 
 
-def _build(job: Job, worker: int, attempt: int, link: ZmqLink) -> tuple[Worker, MeshPeer]:
+def _build(job: Job, worker: int, attempt: int, link: Link) -> tuple[Worker, MeshPeer]:
     spec = job.spec
     if spec.device in ("auto", "cuda") and torch.cuda.is_available():
         spec = replace(spec, device=f"cuda:{worker % torch.cuda.device_count()}")

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import functools
 import json
-import math
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import nn
 
-from thinwire import __version__, events
-from thinwire.checkpoint import CheckpointStore, Manifest, Part, decode, write_file
+from thinwire import events
+from thinwire.checkpoint import CheckpointStore, Manifest, write_file
 from thinwire.cluster import Local
-from thinwire.data import ShardFiles, open_source, split
-from thinwire.display import Display
-from thinwire.engine.coordinator import Coordinator, Outcome, Policy
+from thinwire.data import open_source, split
+from thinwire.driver import Run
 from thinwire.engine.membership import Deadlines
+from thinwire.engine.outcome import Policy
 from thinwire.engine.plan import WorkerPlan
+from thinwire.engine.ports import Hub, Wire
 from thinwire.engine.stopping import EarlyStopping, Target
-from thinwire.errors import CheckpointError, ConfigError, Interrupted, ThinwireError
-from thinwire.exchange.wire import Keys, ZmqHub
-from thinwire.job import Columns, Job, Transform, work
+from thinwire.errors import CheckpointError, ConfigError, Interrupted
+from thinwire.job import Columns, Job, Transform
 from thinwire.models import model_by_name
 from thinwire.replicas import TrainSpec
 from thinwire.replicas.objectives import (
@@ -38,13 +34,10 @@ from thinwire.replicas.objectives import (
     SchedulerFactory,
     metrics_of,
 )
-from thinwire.replicas.torch import build_module
 from thinwire.rules.compression import codec as codec_by_name
 from thinwire.runlog import RunLog
 from thinwire.strategies import Relay, Strategy, name_of
 from thinwire.strategies import strategy as strategy_by_name
-
-KEEP_CHECKPOINTS = 2
 
 
 @dataclass(frozen=True)
@@ -182,8 +175,7 @@ def fit(
             keeps_best=stop is not None if restore_best is None else restore_best,
             codec=codec,
         )
-        keys = Keys.make()
-        hub = ZmqHub(keys=keys, host=where.host)
+        hub, wire = _wire(where)
         job = Job(
             model=factory,
             spec=spec,
@@ -193,13 +185,11 @@ def fit(
             shards=tuple(shards),
             columns=Columns(inputs=names, label=label, weight=weight, transform=_both(source.transform, transform)),
             batch_size=batch_size,
-            keys=keys,
-            coordinator=hub.address,
-            host=where.host,
+            wire=wire,
             checkpoints=None if store is None else store.url,
             resume=None if earlier is None else (earlier[0].url, earlier[1].name),
         )
-        run = _Run(job, where, shards, log, store, earlier, seed)
+        run = Run(job, where, shards, log, store, earlier, seed)
         policy = Policy(
             workers=where.workers,
             total_rows=total_rows,
@@ -220,130 +210,18 @@ def fit(
         return Result(run.trained(outcome), outcome.history, summary)
 
 
-class _Run:
-    """One run on the driver: launches the workers, serves them, and sums up."""
+def _wire(cluster: Local) -> tuple[Hub, Wire]:
+    """The coordinator's end of a run's wire, and what workers make theirs from."""
+    if not cluster.processes:
+        from thinwire.exchange.memory import MemoryHub, Room
 
-    def __init__(
-        self,
-        job: Job,
-        cluster: Local,
-        shards: list[ShardFiles],
-        log: RunLog,
-        store: CheckpointStore | None,
-        earlier: tuple[CheckpointStore, Manifest] | None,
-        seed: int,
-    ) -> None:
-        self._job, self._cluster, self._shards, self._log = job, cluster, shards, log
-        self._store, self._earlier, self._seed = store, earlier, seed
-        self._coordinator: Coordinator | None = None
+        room = Room()
+        return MemoryHub(room), room
+    from thinwire.exchange.wire import Keys, ZmqHub, ZmqWire
 
-    def execute(self, hub: ZmqHub, policy: Policy, progress: bool | None) -> tuple[Outcome, float]:
-        began = time.monotonic()
-        self._log.emit(self._started(policy))
-        workforce = self._cluster.launch(functools.partial(work, self._job))
-        try:
-            coordinator = self._coordinator = Coordinator(
-                hub,
-                workforce,
-                policy,
-                emit=self._log.emit,
-                commit=self._commit if self._store is not None else None,
-                meta=self._meta,
-                resumed=None if self._earlier is None else dict(self._earlier[1].meta),
-            )
-            with Display(coordinator, self._job, progress) as display:
-                self._log.listen(display.see)
-                interrupted = False
-                while True:
-                    try:
-                        outcome = coordinator.run(display.turn)
-                        break
-                    except KeyboardInterrupt:
-                        if interrupted:
-                            raise
-                        interrupted = True
-                        display.say("stopping at the next round and leaving a checkpoint; Ctrl-C again to stop at once")
-                        coordinator.interrupt()
-            return outcome, time.monotonic() - began
-        except BaseException as error:
-            reason = str(error) if isinstance(error, ThinwireError) else repr(error)
-            self._log.close(events.RunEnded(reason=reason, summary={}))
-            raise
-        finally:
-            workforce.stop()
-
-    def _started(self, policy: Policy) -> events.RunStarted:
-        strategy = self._job.strategy
-        return events.RunStarted(
-            strategy=name_of(strategy),
-            knobs=dataclasses.asdict(strategy),
-            workers=policy.workers,
-            rows=policy.total_rows,
-            validation_rows=sum(s.num_validation_rows for s in self._shards),
-            parameters=0,
-            seed=self._seed,
-            resumed_from=None if self._earlier is None else self._earlier[1].name,
-            version=__version__,
-        )
-
-    def _meta(self) -> dict[str, Any]:
-        assert self._coordinator is not None
-        reports = self._coordinator.progress().values()
-        return {
-            "strategy": name_of(self._job.strategy),
-            "workers": self._job.workers,
-            "seed": self._seed,
-            "total_rows": self._job.plan.total_rows,
-            "rows_done": sum(int((r.get("progress") or {}).get("rows", 0)) for r in reports),
-            "thinwire": __version__,
-        }
-
-    def _commit(self, name: str, step: int, parts: list[dict[str, Any]], meta: dict[str, Any]) -> int:
-        assert self._store is not None
-        written = tuple(Part(p["name"], int(p["size_bytes"]), p["digest"]) for p in parts)
-        self._store.commit(Manifest(name=name, step=step, parts=written, meta=meta))
-        self._store.prune(KEEP_CHECKPOINTS)
-        return sum(p.size_bytes for p in written)
-
-    def trained(self, outcome: Outcome) -> nn.Module:
-        """The module with the run's parameters."""
-        given = self._job.model
-        module = copy.deepcopy(given) if isinstance(given, nn.Module) else build_module(given, self._job.spec.seed)
-        assert outcome.result is not None
-        state = decode(outcome.result)
-        module.cpu().load_state_dict(state)  # type: ignore[arg-type]
-        return module.eval()
-
-    def summary(self, outcome: Outcome, seconds: float) -> dict[str, Any]:
-        metrics = outcome.metrics
-        found = {
-            "strategy": name_of(self._job.strategy),
-            "workers": self._job.workers,
-            "steps": outcome.steps,
-            "rows": outcome.rows,
-            "epochs": round(outcome.epochs, 4),
-            "seconds": round(seconds, 3),
-            "train_seconds": round(outcome.train_s, 3),
-            "train_loss": outcome.train_loss,
-            "val_loss": metrics.get("val_loss"),
-            "val_accuracy": metrics.get("val_accuracy"),
-            "busy": round(outcome.busy, 4),
-            "bytes_sent": outcome.bytes_sent,
-            "rounds": outcome.rounds,
-            "generations": outcome.generations,
-            "workers_lost": outcome.workers_lost,
-            "refused": outcome.refused,
-            "reason": outcome.reason,
-            "checkpoint": outcome.checkpoint,
-            "seed": self._seed,
-        }
-        found |= {k: v for k, v in metrics.items() if k not in found}
-        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in found.items()}
-
-    def how_to_resume(self, out: str | None, outcome: Outcome) -> str:
-        if out is None or outcome.checkpoint is None:
-            return "interrupted; nothing was kept, because the run has no out folder: give one to be able to go on"
-        return f"interrupted after {outcome.steps} steps; go on with resume={out!r} (or --resume {out})"
+    keys = Keys.make()
+    hub = ZmqHub(keys=keys, host=cluster.host)
+    return hub, ZmqWire(keys, hub.address, cluster.host)
 
 
 def _strategy(given: Strategy | str | None) -> Strategy:

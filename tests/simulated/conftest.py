@@ -44,6 +44,8 @@ class Mesh:
         self.links: dict[tuple[int, int], deque[Packet]] = {}
         self.cut_links: set[tuple[int, int]] = set()
         """Links whose messages wait until healed."""
+        self.keeping: set[int] = set()
+        """Workers that keep completed rounds unsettled, as one does that waits for the joint state."""
         self.landed: dict[int, dict[str, Completed]] = {}
         self.counted: dict[str, dict[int, list[int]]] = {}
         """By key and chunk, the workers whose parts its owner summed last."""
@@ -151,7 +153,8 @@ class Mesh:
         for done in self.machines[worker].completed():
             assert done.key not in self.landed[worker], f"worker {worker} completed {done.key} twice"
             self.landed[worker][done.key] = done
-            self.machines[worker].settle(done.key)
+            if worker not in self.keeping:
+                self.machines[worker].settle(done.key)
 
     # -- reading ----------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import torch
 
 from thinwire.engine.schedule import Cut
 from thinwire.exchange import round as round_module
+from thinwire.exchange import rounds as rounds_module
 from thinwire.parameters import Fragment
 from thinwire.strategies import Setting
 
@@ -417,7 +418,7 @@ def test_what_an_owner_summed_without_launching_is_undone_with_the_round(mesh: A
     net.run()
     net.pass_time(2.0)
     net.run()
-    assert not any("train:0" in found for found in net.landed.values())
+    assert not any("train:0" in net.landed[worker] for worker in range(3))
     assert net.owner_residual[2].any()
     given_up = net.form([0, 1, 2])
     assert given_up[2] == []
@@ -435,16 +436,14 @@ def test_two_rounds_of_one_fragment_that_are_given_up_leave_no_account_open(mesh
     """The second one's sum took up what the first one's had left: both are undone, the later first."""
     net = mesh(range(3), size=700)
     values = [vectors(random.Random(round), 3, 700) for round in range(2)]
-    net.cut_links |= {(2, 0), (2, 1)}
     for round in range(2):
         for worker in range(3):
             net.launch(worker, f"train:{round}", values[round][worker], codec_name=name)
-    net.cut_links.clear()
-    for _ in range(4):  # worker 2's parts of both rounds, one for each owner; its sums stay away
-        net.deliver((2, 0)) if net.links[2, 0][0][0]["t"] == "part" else net.deliver((2, 1))
+    for owner in (0, 1, 0, 1):  # worker 2's parts arrive, its sums do not
+        net.deliver((2, owner))
     net.cut_links |= {(2, 0), (2, 1)}
     net.run()
-    assert not any(net.landed.values())
+    assert not any(net.landed[worker] for worker in range(2))
     assert all(net.owner_residual[worker].any() for worker in range(2))
     given_up = net.form([0, 1])
     net.cut_links.clear()
@@ -454,6 +453,21 @@ def test_two_rounds_of_one_fragment_that_are_given_up_leave_no_account_open(mesh
     contributed = sum(values[round][worker].double() for round in range(2) for worker in range(2))
     landed = sum(net.mean(f"train:{round}").double() * 2 for round in range(2))
     assert torch.allclose(landed + net.owed(), contributed, atol=1e-4)
+
+
+def test_a_worker_that_keeps_completed_rounds_while_the_joint_state_is_on_its_way_holds_nobody_up(mesh: Any) -> None:
+    """It only listens and sums, as long as that takes: what it keeps is not what others opened here in vain."""
+    net = mesh(range(3), size=700)
+    net.keeping.add(2)
+    for round in range(round_limit := 2 * rounds_module.MOST_OPEN):
+        for worker in (0, 1):
+            net.launch(worker, f"train:{round}", torch.ones(700))
+        net.run()
+        assert [key for key, _, _ in net.machines[2].wanted()] == [f"train:{round}"]
+        net.launch(2, f"train:{round}", None, weight=0.0)
+        net.run()
+    assert all(len(found) == round_limit for found in net.landed.values())
+    assert not any(machine.refused for machine in net.machines.values())
 
 
 def test_messages_of_a_generation_not_heard_of_yet_wait_for_it(mesh: Any) -> None:

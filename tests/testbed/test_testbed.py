@@ -102,10 +102,16 @@ def test_a_killed_node_loses_its_processes_and_their_children_only():
 
 def test_nothing_is_left_after_the_end_even_when_the_body_raises():
     bed = Testbed(2)
-    with pytest.raises(RuntimeError, match="on purpose"), bed:
-        process = bed.popen(0, ["sleep", "60"])
-        raise RuntimeError("on purpose")
-    assert process.returncode is not None
+    started = []
+
+    def body() -> None:
+        with bed:
+            started.append(bed.popen(0, ["sleep", "60"]))
+            raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        body()
+    assert started[0].returncode is not None
     assert not [name for name in namespaces() if name.startswith(f"tw{os.getpid()}-")]
     bed.close()
 

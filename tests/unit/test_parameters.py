@@ -123,7 +123,7 @@ def test_a_scattered_gradient_does_not_follow_the_vector_it_came_from() -> None:
 
 
 def test_gathering_leaves_the_padding_between_parameters_as_it_was() -> None:
-    """The padding travels too, in the scale of every quantised block it is in: whoever gathers gives a zeroed vector."""
+    """The padding travels too, in the scale of every quantised block it is in: who gathers gives a zeroed vector."""
     module = nn.Linear(3, 3)
     flat = FlatParameters(module)
     module(torch.randn(2, 3)).sum().backward()

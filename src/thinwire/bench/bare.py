@@ -89,6 +89,7 @@ def train(model: str, rows: int, batch_size: int, steps: int, stopwatch: Stopwat
 
 
 def main() -> None:
+    """Reads the order and runs the loop."""
     order = json.loads(sys.stdin.readline())
     torch.set_num_threads(order["threads"])
     torch.set_num_interop_threads(1)

@@ -34,7 +34,7 @@ class _Amount:
     turns: int
 
 
-FULL = _Amount(blocks=4, block=3, codec_repeats=9, per_codec=5, warm_up=15, steps=50, turns=2)
+FULL = _Amount(blocks=4, block=3, codec_repeats=9, per_codec=5, warm_up=15, steps=40, turns=2)
 QUICK = _Amount(blocks=1, block=2, codec_repeats=2, per_codec=2, warm_up=8, steps=10, turns=1)
 
 

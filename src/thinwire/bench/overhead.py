@@ -40,7 +40,8 @@ def overhead(quick: bool, say: Say) -> Report:
         for model in MODELS:
             rate = _theirs(_Case(model, threads, WARM_UP + (50 if quick else 300)))
             case = _Case(model, threads, WARM_UP + max(50, int(seconds * rate / BATCH_SIZE)))
-            ours, theirs = [], []
+            ours: list[float] = []
+            theirs: list[float] = []
             for repeat in range(repeats):
                 say(f"{model}, {threads} threads: {repeat + 1} of {repeats}, {case.steps} steps each")
                 # The one that comes first changes from time to time, so that a drift of the machine favours nobody.

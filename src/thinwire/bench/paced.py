@@ -1,4 +1,4 @@
-"""Steps kept: a worker whose gradients take a fixed time, as on an accelerator, with and without an exchange beside it."""
+"""Steps kept: a worker whose gradients take a fixed time, as on an accelerator, with an exchange beside it or not."""
 
 from __future__ import annotations
 

@@ -11,10 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import zmq
+
 from thinwire.checkpoint import decode, encode
-from thinwire.engine.coordinator import Coordinator, Exit, Policy
+from thinwire.engine.coordinator import Coordinator
 from thinwire.engine.joint import JointState
 from thinwire.engine.membership import Deadlines
+from thinwire.engine.outcome import Policy
+from thinwire.engine.ports import Exit
 from thinwire.engine.signals import Broken, Signal
 from thinwire.errors import TimedOutError
 from thinwire.exchange import wire
@@ -105,12 +109,12 @@ def without_curve() -> None:
 
     class Plain(wire._Sockets):
         def server(self, host: str) -> tuple[Any, str]:
-            router = self._limited(self.context.socket(wire.zmq.ROUTER))
+            router = self._limited(self.context.socket(zmq.ROUTER))
             router.router_handover = True
             return router, f"tcp://{host}:{router.bind_to_random_port(f'tcp://{host}')}"
 
         def client(self, address: str, identity: bytes) -> Any:
-            dealer = self._limited(self.context.socket(wire.zmq.DEALER))
+            dealer = self._limited(self.context.socket(zmq.DEALER))
             dealer.identity = identity
             dealer.connect(address)
             return dealer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 import cloudpickle
 
 from thinwire.cluster.nursery import shared
-from thinwire.engine.coordinator import Exit
+from thinwire.engine.ports import Exit
 from thinwire.errors import ConfigError
 
 Entry = Callable[[int, int], None]
@@ -27,11 +28,14 @@ class Local:
         workers: how many.
         threads: torch threads of each; "auto" shares the processors out, so that workers do not fight over them.
         max_restarts: how many lost workers are replaced, over the whole run.
+        processes: False runs workers as threads of this process instead, where a debugger reaches them; they share
+            one random generator and one processor lock, and none can be lost.
     """
 
     workers: int = 2
     threads: int | str = "auto"
     max_restarts: int = 8
+    processes: bool = True
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -48,8 +52,10 @@ class Local:
             return self.threads
         return max(1, _processors() // self.workers)
 
-    def launch(self, entry: Entry) -> LocalWorkforce:
+    def launch(self, entry: Entry) -> LocalWorkforce | ThreadWorkforce:
         """Starts the workers."""
+        if not self.processes:
+            return ThreadWorkforce(entry, self.workers)
         force = LocalWorkforce(self, cloudpickle.dumps(entry))
         for worker in range(self.workers):
             force.start(worker, 0)
@@ -115,6 +121,29 @@ class LocalWorkforce:
         with open(path, "rb") as log:
             log.seek(max(0, os.path.getsize(path) - 2000))
             return log.read().decode(errors="replace").strip()
+
+
+class ThreadWorkforce:
+    """Workers as threads; see `thinwire.engine.coordinator.Workforce`."""
+
+    def __init__(self, entry: Entry, workers: int) -> None:
+        self._threads = [
+            threading.Thread(target=entry, args=(worker, 0), name=f"worker-{worker}", daemon=True)
+            for worker in range(workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def exits(self) -> list[Exit]:
+        return []
+
+    def replace(self, worker: int, attempt: int) -> bool:
+        return False
+
+    def stop(self) -> None:
+        """Workers leave by themselves: with the run, or when they hear nothing more of it."""
+        for thread in self._threads:
+            thread.join(3.0)
 
 
 def _explain(code: int, tail: str) -> str:

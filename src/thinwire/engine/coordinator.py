@@ -4,79 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from thinwire import events
-from thinwire.engine.membership import Deadlines, Lost, Membership, Send
-from thinwire.engine.ports import Header, Hub, Message
-from thinwire.engine.stopping import EarlyStopping, Target, Verdict
+from thinwire.engine.ledger import Ledger
+from thinwire.engine.membership import Lost, Membership, Send
+from thinwire.engine.outcome import Outcome, Policy
+from thinwire.engine.ports import Commit, Exit, Header, Hub, Message, Workforce
+from thinwire.engine.stopping import Verdict
 from thinwire.errors import DivergedError, LostWorkersError, TimedOutError, WorkerError
-
-
-class Exit(NamedTuple):
-    """A worker process that has ended."""
-
-    worker: int
-    attempt: int
-    reason: str
-
-
-class Workforce(Protocol):
-    """The cluster's side of a run: who has died, and who takes their place."""
-
-    def exits(self) -> list[Exit]:
-        """Processes that ended since the last call."""
-
-    def replace(self, worker: int, attempt: int) -> bool:
-        """Starts a new attempt of a worker; False when there will be none."""
-
-    def stop(self) -> None:
-        """Ends what still runs, within a deadline."""
-
-
-class Commit(Protocol):
-    """Makes the parts that workers wrote a checkpoint."""
-
-    def __call__(self, name: str, step: int, parts: list[dict[str, Any]], meta: dict[str, Any]) -> int: ...
-
-
-@dataclass
-class Policy:
-    """What the run was asked to do, as far as the coordinator decides it."""
-
-    workers: int
-    total_rows: int
-    stop: EarlyStopping | None = None
-    until: Target | None = None
-    deadlines: Deadlines = field(default_factory=Deadlines)
-    min_workers: int = 1
-    conclude_s: float = 600.0
-    """From the last worker's finish to the end of the final evaluation and checkpoint."""
-
-
-@dataclass
-class Outcome:
-    """What a run came to."""
-
-    reason: str = ""
-    stopped_early: bool = False
-    interrupted: bool = False
-    result: bytes | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    train_loss: float | None = None
-    workers_lost: int = 0
-    generations: int = 0
-    rounds: int = 0
-    bytes_sent: int = 0
-    refused: int = 0
-    steps: int = 0
-    rows: int = 0
-    epochs: float = 0.0
-    busy: float = 0.0
-    train_s: float = 0.0
-    checkpoint: str | None = None
-    history: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Coordinator:
@@ -109,15 +45,12 @@ class Coordinator:
         self._saved: set[str] = set()
         self._finished: set[int] = set()
         self._left: set[int] = set()
-        self._last: dict[int, Header] = {}
-        self._spent: dict[int, dict[str, float]] = {}
-        self._epoch_losses: dict[int, dict[int, tuple[float, int]]] = {}
+        self.ledger = Ledger(policy.total_rows, self._emit)
         self._result: dict[int, bytes] = {}
         self._lost_at: dict[int, float] = {}
         self._never: set[int] = set()
         self._concluding_since: float | None = None
         self._pending_stop: str | None = None
-        self._emitted_at: dict[int, float] = {}
         self._started = time.monotonic()
         self._trained_from: float | None = None
         self._trained_to: float | None = None
@@ -171,7 +104,8 @@ class Coordinator:
     def _on_beat(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         self.membership.beat(header, worker, now)
         self._hub.send(worker, int(header["a"]), {"t": "pong"})
-        self._note_progress(worker, header, now)
+        seat = self.membership.seats[worker]
+        self.ledger.beat(worker, seat.attempt, seat.host, header, now)
 
     def _on_prepared(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         self._act(self.membership.prepared(header, worker, now))
@@ -190,14 +124,7 @@ class Coordinator:
         self._finished.add(worker)
 
     def _on_epoch(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
-        epoch, rows, loss = int(header["epoch"]), int(header["rows"]), header.get("loss")
-        if loss is not None:
-            self._epoch_losses.setdefault(epoch, {})[worker] = (float(loss), rows)
-            found = self._epoch_losses[max(self._epoch_losses)].values()
-            total = sum(n for _, n in found)
-            self.outcome.train_loss = sum(v * n for v, n in found) / total if total else None
-        attempt = int(header["a"])
-        self._emit(events.EpochEnded(worker=worker, attempt=attempt, epoch=epoch, rows=rows, loss=loss))
+        self.outcome.train_loss = self.ledger.epoch(worker, header)
 
     def _on_event(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         kinds = {k.kind: k for k in (events.RoundLanded, events.SettingChanged, events.Rejoined)}
@@ -265,8 +192,7 @@ class Coordinator:
         self.outcome.workers_lost += 1
         self._lost_at[lost.worker] = time.monotonic()
         self._finished.discard(lost.worker)
-        last = self._last.get(lost.worker, {})
-        self._keep_spent(lost.worker, lost.attempt)
+        last = self.ledger.lose(lost.worker)
         self._emit(
             events.WorkerLost(
                 worker=lost.worker,
@@ -414,53 +340,14 @@ class Coordinator:
     def _over(self) -> bool:
         return bool(self._left) and set(self.membership.seats) <= self._left
 
-    # -- accounts ---------------------------------------------------------------------------------------------------
-
-    def _note_progress(self, worker: int, header: Header, now: float) -> None:
-        seat = self.membership.seats[worker]
-        self._last[worker] = {**header, "host": seat.host}
-        progress = header.get("progress") or {}
-        if not progress or now - self._emitted_at.get(worker, 0.0) < 1.0:
-            return
-        self._emitted_at[worker] = now
-        self._emit(
-            events.Progressed(
-                worker=worker,
-                attempt=seat.attempt,
-                steps=int(progress["steps"]),
-                rows=int(progress["rows"]),
-                epoch=int(progress["position"][0]),
-                loss=progress.get("loss"),
-                busy=float(progress["busy"]),
-                gap_s=float(progress["gap_s"]),
-                landed=int(header["landed"]),
-                bytes_sent=int(header["bytes"]),
-            )
-        )
-
-    def _keep_spent(self, worker: int, attempt: int) -> None:
-        """Adds a lost attempt's bytes to the books; its steps and rows are carried on by its successor."""
-        last = self._last.get(worker)
-        if last is not None:
-            self.outcome.bytes_sent += int(last.get("bytes", 0))
-            self._last[worker] = {**last, "bytes": 0}
-
     def progress(self) -> dict[int, Header]:
         """The last heartbeat of every worker."""
-        return self._last
+        return self.ledger.last
 
     def _summed(self) -> Outcome:
         out = self.outcome
-        reports = list(self._last.values())
-        states = [r.get("progress") or {} for r in reports]
-        out.bytes_sent += sum(int(r.get("bytes", 0)) for r in reports)
-        out.refused += sum(int(r.get("refused", 0)) for r in reports) + int(getattr(self._hub, "refused", 0))
-        out.rounds = max((int(r.get("landed", 0)) for r in reports), default=0)
-        out.steps = max((int(s.get("steps", 0)) for s in states), default=0)
-        out.rows = sum(int(s.get("rows", 0)) for s in states)
-        out.epochs = out.rows / max(1, self._policy.total_rows)
-        shares = [float(s["busy"]) for s in states if s]
-        out.busy = sum(shares) / len(shares) if shares else 0.0
+        self.ledger.sum_up(out)
+        out.refused += int(getattr(self._hub, "refused", 0))
         if self._trained_from is not None:
             out.train_s = (self._trained_to or time.monotonic()) - self._trained_from
         out.reason = out.reason or "all rows done"

@@ -23,7 +23,8 @@ def pieces(fragment: Fragment, state: Any, size: int) -> Iterator[tuple[Fragment
 
     There is one only, the whole, where the state has numbers: they change once a round.
     """
-    step = PIECE if _piecewise(state, size) else max(1, fragment.size)
+    fields = state if isinstance(state, tuple) else ()
+    step = PIECE if all(_full(v, size) for v in fields) else max(1, fragment.size)
     for start in range(0, fragment.size, step):
         stop = min(fragment.size, start + step)
         yield Fragment(fragment.start + start, fragment.start + stop), Fragment(start, stop)
@@ -56,10 +57,6 @@ def _full(value: Any, size: int) -> bool:
     return isinstance(value, Tensor) and value.dim() == 1 and value.numel() == size
 
 
-def _piecewise(state: Any, size: int) -> bool:
-    return all(_full(v, size) for v in (state if isinstance(state, tuple) else ()))
-
-
 class JointState:
     """The joint state, the number of rounds merged into it, and the cuts those rounds follow.
 
@@ -80,11 +77,6 @@ class JointState:
     def model(self) -> Tensor | None:
         """The joint model x̃; None where the replica itself is the joint model."""
         return getattr(self.state, "model", None)
-
-    @property
-    def piecewise(self) -> bool:
-        """Whether a contribution may be asked for piece by piece."""
-        return bool(self.state) and _piecewise(self.state, self.size)
 
     def fragment(self, round: int) -> Fragment:
         return self.cuts.at(round).fragment(round)

@@ -56,6 +56,12 @@ class Hub(Protocol):
     def close(self) -> None: ...
 
 
+class Wire(Protocol):
+    """What a worker needs to make its link."""
+
+    def link(self, worker: int, attempt: int) -> Link: ...
+
+
 class Rows(NamedTuple):
     """A position in a worker's shard."""
 
@@ -93,6 +99,33 @@ class PartStore(Protocol):
     """Where checkpoint parts go."""
 
     def write_part(self, checkpoint: str, part: str, tree: object) -> Any: ...
+
+
+class Exit(NamedTuple):
+    """A worker process that has ended."""
+
+    worker: int
+    attempt: int
+    reason: str
+
+
+class Workforce(Protocol):
+    """The cluster's side of a run: who has died, and who takes their place."""
+
+    def exits(self) -> list[Exit]:
+        """Processes that ended since the last call."""
+
+    def replace(self, worker: int, attempt: int) -> bool:
+        """Starts a new attempt of a worker; False when there will be none."""
+
+    def stop(self) -> None:
+        """Ends what still runs, within a deadline."""
+
+
+class Commit(Protocol):
+    """Makes the parts that workers wrote a checkpoint."""
+
+    def __call__(self, name: str, step: int, parts: list[dict[str, Any]], meta: dict[str, Any]) -> int: ...
 
 
 Clock = Callable[[], float]

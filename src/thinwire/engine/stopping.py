@@ -89,7 +89,11 @@ class Verdict:
                 f"EarlyStopping.metric = {self._metric!r} is not measured; measured are {sorted(metrics)}"
             )
         value = metrics.get(self._metric)
-        better = value is not None and math.isfinite(value) and (self.best is None or self._sign * (value - self.best) > self._min_delta)
+        better = (
+            value is not None
+            and math.isfinite(value)
+            and (self.best is None or self._sign * (value - self.best) > self._min_delta)
+        )
         if better:
             self.best, self._since_best = value, 0
         else:
@@ -100,6 +104,9 @@ class Verdict:
         if self._stop is not None and self._since_best >= self._stop.patience:
             return better, f"{self._metric} has not improved for {self._since_best} evaluations"
         return better, None
+
+    def _beats_best(self, value: float) -> bool:
+        return self.best is None or self._sign * (value - self.best) > self._min_delta
 
     def state(self) -> dict[str, float | int | None]:
         return {"best": self.best, "since_best": self._since_best}

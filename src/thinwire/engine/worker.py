@@ -6,7 +6,6 @@ joint state, evaluations, is taken up between two steps, in the order in which t
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire.engine.handover import Handover
 from thinwire.engine.joint import JointState, pieces, slice_state, write_state
 from thinwire.engine.odometer import Odometer
 from thinwire.engine.plan import WorkerPlan
@@ -21,13 +21,12 @@ from thinwire.engine.ports import Batches
 from thinwire.engine.publishing import Publisher
 from thinwire.engine.signals import Asked, Averaged, Broken, Caught, Formed, Landed, Signal, Told
 from thinwire.engine.spares import Spares
+from thinwire.engine.tuner import Tuner
 from thinwire.errors import TimedOutError
 from thinwire.parameters import Fragment
-from thinwire.rules.period import Link, fit_link
-from thinwire.strategies import Measured, Progress, Share
+from thinwire.strategies import Progress, Share
 
 REPORT_S = 0.25
-LINK_SAMPLES = 64
 
 
 class LeftError(Exception):
@@ -69,9 +68,9 @@ class Worker:
         self._stopping = False
         self._loss_total = 0.0
         self._reported = 0.0
-        self._samples: list[tuple[float, float]] = []
+        self._tuner = Tuner(self)
         self._landed = self._adopted = joint.landed
-        self._asked: list[int] = []
+        self._handover = Handover(self)
         self._caught_once = False
 
     @property
@@ -84,7 +83,7 @@ class Worker:
     def run(self) -> None:
         """Trains until the shard's epochs are done or the run is stopped, then sees the run to its end."""
         self.exchange.start(self.replica.parameters.digest())
-        self._wait(lambda: bool(self.members) and not self._needs_state, "a generation to form", self.plan.join_s)
+        self.wait(lambda: bool(self.members) and not self._needs_state, "a generation to form", self.plan.join_s)
         self._since = (self.meter.steps, time.monotonic(), 0.0)
         if self._goes_on():
             self._consider_round()
@@ -202,7 +201,7 @@ class Worker:
         self._snapshots[round] = (fragment, snapshot)
         note = self._account()
         if self.lead:
-            note |= self.publisher.note(round) | self._setting_note(round)
+            note |= self.publisher.note(round) | self._tuner.note(round)
         self.exchange.launch(round, fragment, snapshot, weight, note)
 
     def _account(self) -> dict[str, Any]:
@@ -210,36 +209,12 @@ class Worker:
 
     def _await_round(self, round: int) -> None:
         began = time.perf_counter()
-        self._wait(lambda: round not in self._snapshots, f"round {round}", self.plan.round_s)
+        self.wait(lambda: round not in self._snapshots, f"round {round}", self.plan.round_s)
         self.meter.waited(time.perf_counter() - began)
-
-    def _setting_note(self, round: int) -> dict[str, Any]:
-        """A new setting, when the strategy sees from what was measured that another would fit better."""
-        if self._samples and (round < 16 or round % 16 == 0):
-            current = self.joint.cuts.newest
-            link = self._link()
-            measured = Measured(self.joint.size, len(self.members), round, link, self.meter.step_s or None)
-            chosen = self.strategy.setting(measured, current.setting)
-            since = round + self.strategy.in_flight
-            if chosen != current.setting and since > current.since:
-                setting = dataclasses.asdict(chosen)
-                self.event(
-                    "setting_changed",
-                    since=since,
-                    setting=setting,
-                    latency_s=link.latency_s,
-                    bytes_per_s=link.bytes_per_s if link.bytes_per_s < 1e15 else None,
-                    step_s=self.meter.step_s,
-                )
-                return {"setting": setting, "since": since}
-        return {}
-
-    def _link(self) -> Link:
-        return fit_link([s for s, _ in self._samples], [t for _, t in self._samples])
 
     # -- signals ----------------------------------------------------------------------------------------------------
 
-    def _wait(self, until: Callable[[], bool], what: str, timeout_s: float) -> None:
+    def wait(self, until: Callable[[], bool], what: str, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while not until():
             self._take_signals(0.1)
@@ -251,12 +226,11 @@ class Worker:
                     f"{list(self.members)}; look for a worker that hangs, or raise the deadline"
                 )
 
-    wait = _wait
-
     def _take_signals(self, timeout_s: float) -> None:
         for signal in self.exchange.signals(timeout_s):
             self._take(signal)
-        self._donate()
+        if not self._needs_state:
+            self._handover.give(self._adopted)
 
     def _take(self, signal: Signal) -> None:
         if isinstance(signal, Landed):
@@ -269,7 +243,7 @@ class Worker:
         elif isinstance(signal, Caught):
             self._catch_up(signal)
         elif isinstance(signal, Asked):
-            self._asked.append(signal.peer)
+            self._handover.ask(signal.peer)
         elif isinstance(signal, Told):
             self._hear(signal.header)
         elif isinstance(signal, Broken):
@@ -279,8 +253,7 @@ class Worker:
         fragment, snapshot = self._snapshots.pop(landed.round, (landed.fragment, None))
         self._landed = landed.round + 1
         base = landed.snapshot if landed.snapshot is not None else snapshot
-        if landed.size_bytes:
-            self._samples = [*self._samples[-LINK_SAMPLES + 1 :], (landed.size_bytes, landed.seconds)]
+        self._tuner.see(landed)
         if self._gradients:
             self._mean_gradient = landed.reply
             if snapshot is None:  # the rows here are done, the others' are not: their steps are taken here too
@@ -293,8 +266,6 @@ class Worker:
                 self._spares.give(base)
         for worker, note in landed.notes.items():
             self.totals[worker] = max(self.totals.get(worker, 0), int(note.get("rows", 0)))
-        if self.lead and (landed.round < 32 or landed.round % 16 == 0):
-            self._log_round(landed)
         mid_step = self._mean_gradient is not None
         if not mid_step:
             self._adopted = self._landed
@@ -311,18 +282,6 @@ class Worker:
                 if value.data_ptr() != own.data_ptr():
                     own.copy_(value)
                 self.state = write_state(self.state, piece, size, adopted)
-
-    def _log_round(self, landed: Landed) -> None:
-        setting = self.joint.cuts.at(landed.round).setting
-        self.event(
-            "round_landed",
-            round=landed.round,
-            fragments=setting.fragments,
-            codec=setting.codec or self.plan.codec,
-            seconds=landed.seconds,
-            size_bytes=landed.size_bytes,
-            contributors=sorted(landed.notes),
-        )
 
     def _form(self, formed: Formed) -> None:
         was_alone = self.alone and bool(self.members)
@@ -376,31 +335,6 @@ class Worker:
         """Whether this replica has no steps of its own to keep."""
         return self.replica.steps == 0 or (self.plan.attempt > 0 and not self._caught_once)
 
-    def _donate(self) -> None:
-        """Hands the joint state on, once this worker has taken up all that is in it: the two must be of one round."""
-        if not self._asked or self._needs_state:
-            return
-        with self.joint.lock:
-            if self.joint.landed != self._adopted:
-                return
-            tree = self._joint_tree()
-        for peer in self._asked:
-            self.exchange.donate(peer, tree)
-        self._asked = []
-
-    def _joint_tree(self) -> dict[str, Any]:
-        if self.alone:
-            self.joint.set_model(self.replica.vector.detach().cpu())
-        tree: dict[str, Any] = {
-            "joint": self.joint.tree(),
-            "buffers": self.replica.buffers.vector(),
-            "counts": self.replica.buffers.counts(),
-            "published": self.publisher.number,
-        }
-        if self._gradients:
-            tree["replica"] = self.replica.shared()
-        return tree
-
     def _hear(self, header: dict[str, Any]) -> None:
         kind = header["t"]
         if kind == "verdict":
@@ -423,11 +357,11 @@ class Worker:
 
     def _finish(self) -> None:
         self.replica.check()
-        self._wait(lambda: not self._snapshots, "its last rounds", self.plan.round_s)
+        self.wait(lambda: not self._snapshots, "its last rounds", self.plan.round_s)
         self._account_for()
         self.exchange.follow(True)
         self.say("finished")
-        self._wait(lambda: "conclude" in self.told, "the other workers to finish", self.plan.finish_s)
+        self.wait(lambda: "conclude" in self.told, "the other workers to finish", self.plan.finish_s)
         self.publisher.conclude()
         self._account_for()
         self.say("bye")

@@ -16,6 +16,10 @@ class Room:
 
     inboxes: dict[str, queue.SimpleQueue[Message | None]] = field(default_factory=dict)
 
+    def link(self, worker: int, attempt: int) -> MemoryLink:
+        """A worker's end."""
+        return MemoryLink(self, me=worker, attempt=attempt)
+
     def inbox(self, address: str) -> queue.SimpleQueue[Message | None]:
         return self.inboxes.setdefault(address, queue.SimpleQueue())
 

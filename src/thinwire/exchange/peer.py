@@ -89,8 +89,11 @@ class MeshPeer:
         self._values: dict[int, Tensor] = {}
         self._spares = Spares(strategy.in_flight)
         self._averaged: set[str] = set()
+        self._caught_published = 0
         self._state_chunks: dict[int, bytes] = {}
         self._wants: list[tuple[int, int]] = []
+        self._agreed = (-1, 0)
+        """This generation's reference, and the rounds that it had landed."""
         self._held: deque[Launch] = deque()
         self._fresh, self._needs_state = fresh, False
         self._frozen = True
@@ -148,10 +151,13 @@ class MeshPeer:
 
         def act() -> None:
             name = self._joint.cuts.at(round).setting.codec or self._codec_name
-            launch = Launch(f"train:{round}", fragment, name, None, weight, note)
+            values = None
             if snapshot is not None and weight > 0:
-                launch = self._contribute(launch, round, snapshot)
-            self._launch(launch)
+                spare = self._spares.take(fragment.size)
+                values = self._joint.contribution(fragment, snapshot, out=spare)
+                if values is spare:  # until the round has landed: it may have to be launched again
+                    self._values[round] = spare
+            self._launch(Launch(f"train:{round}", fragment, name, values, weight, note))
 
         self._command(act)
 
@@ -308,9 +314,12 @@ class MeshPeer:
         me = self._seat.worker
         attempts = {int(k): int(v["attempt"]) for k, v in header["members"].items()}
         self._link.connect({int(k): v["address"] for k, v in header["members"].items() if int(k) != me})
-        reference, landed = int(header["reference"]), int(header["landed"])
-        self._share_owner_residual()
+        reference, landed = self._agreed = int(header["reference"]), int(header["landed"])
+        before = self._rounds.members  # none yet in a run that goes on from a checkpoint
         given_up = self._rounds.configure(int(header["g"]), attempts, lambda key: _before(key, landed))
+        self._share_owner_residual(before)  # after the sums of rounds given up are undone
+        for round in [r for r in {*self._values, *self._contributed} if r < landed]:
+            self._forget(round)
         fresh = self._fresh or self._needs_state
         equal = landed == 0 and header["digest"] == self._digest
         self._needs_state = me != reference and ((fresh and not equal) or (not fresh and self._joint.landed != landed))
@@ -344,9 +353,8 @@ class MeshPeer:
         with self._numbering:
             self._next_round = max(self._next_round, landed)
 
-    def _share_owner_residual(self) -> None:
+    def _share_owner_residual(self, before: tuple[int, ...]) -> None:
         """What this worker's slices were still owed goes into its own contributions: slices change hands now."""
-        before = self._rounds.members  # none yet in a run that goes on from a checkpoint
         if before and self._owner_residual is not None and self._residual is not None:
             self._residual.add_(self._owner_residual, alpha=len(before))
             self._owner_residual.zero_()
@@ -372,8 +380,8 @@ class MeshPeer:
             self._signals.put(Asked(peer))
 
     def _take_state(self, message: Message) -> None:
-        if not self._needs_state or message.payload is None:
-            return
+        if not self._needs_state or message.payload is None or message.sender != self._agreed[0]:
+            return  # from another than the reference: pieces of two states must not be mixed
         self._state_chunks[int(message.header["i"])] = bytes(message.payload)
         if len(self._state_chunks) < int(message.header["n"]):
             return
@@ -382,9 +390,12 @@ class MeshPeer:
         tree = self._trees.decode(data)
         if not isinstance(tree, dict):
             raise ProtocolError(f"worker {message.sender} sent a joint state that is not one")
+        if int(tree["joint"]["landed"]) < self._agreed[1]:
+            return  # copied before this generation: rounds between are nobody's to launch again, a newer one comes
         old = None if self._joint.model is None else self._joint.model.clone()
         self._joint.load(tree["joint"])
         self._needs_state = False
+        self._caught_published = int(tree.get("published", 0))
         with self._numbering:
             self._next_round = max(self._next_round, self._joint.landed)
         self._signals.put(Caught(tree, old))
@@ -403,19 +414,6 @@ class MeshPeer:
             self._residual = torch.zeros(self._joint.size)
             self._owner_residual = torch.zeros(self._joint.size)
         return Lane(chosen, self._residual, self._owner_residual, self._resend)
-
-    def _contribute(self, launch: Launch, round: int, snapshot: Tensor) -> Launch:
-        """The launch with its values: all now, or each piece as it is sent, which sends the first one sooner."""
-        fragment = launch.fragment
-        if __import__("os").environ.get("TW_AB")=="whole" or self._frozen or not self._joint.piecewise:  # what is held back must be of the joint model as it is now
-            spare = self._values[round] = self._spares.take(fragment.size); return launch._replace(values=self._joint.contribution(fragment, snapshot, out=spare))
-        values = self._values[round] = self._spares.take(fragment.size)  # until it has landed: it may start again
-
-        def fill(start: int, stop: int) -> None:
-            piece = Fragment(fragment.start + start, fragment.start + stop)
-            self._joint.contribution(piece, snapshot[start:stop], out=values[start:stop])
-
-        return launch._replace(values=values, fill=fill)
 
     def _launch(self, launch: Launch) -> None:
         if self._frozen:
@@ -436,7 +434,9 @@ class MeshPeer:
         for key, fragment, name in wanted:
             round = _train_number(key)
             if round is None:
-                follow = self._needs_state or key in self._averaged
+                publication = _number(key, "buffers")  # the main thread has no part in those before it caught up
+                over = publication is not None and publication <= self._caught_published
+                follow = self._needs_state or key in self._averaged or over
             else:
                 behind = self._resend and round != trains[-1]  # a quorum went on without this worker
                 follow = self._needs_state or self._following or behind
@@ -506,5 +506,9 @@ def _before(key: str, landed: int) -> bool:
 
 
 def _train_number(key: str) -> int | None:
-    kind, _, number = key.partition(":")
-    return int(number) if kind == "train" and number.isdecimal() else None
+    return _number(key, "train")
+
+
+def _number(key: str, kind: str) -> int | None:
+    found, _, number = key.partition(":")
+    return int(number) if found == kind and number.isdecimal() else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -35,8 +35,6 @@ class Launch(NamedTuple):
     values: Tensor | None
     weight: float
     note: dict[str, Any]
-    fill: Callable[[int, int], None] | None = None
-    """Writes the values from one element to another, just before they are needed; None where they are there."""
 
 
 class Lane(NamedTuple):

@@ -73,9 +73,10 @@ class Rounds:
 
         Rounds that `landed` elsewhere are over: what was contributed to them has arrived.
         """
-        given_up = [r for r in self._open.values() if r.launched and not landed(r.key)]
-        for pending in given_up:
-            pending.take_back()
+        pending = [r for r in self._open.values() if not landed(r.key)]
+        for entry in reversed(pending):  # of two rounds of one fragment the later sum is undone first
+            entry.take_back()
+        given_up = [r for r in pending if r.launched]
         self._open, self._settled, self._completed = {}, [], []
         self.generation, self.attempts = generation, dict(attempts)
         self.members = tuple(sorted(attempts))
@@ -102,18 +103,13 @@ class Rounds:
         for peer in self.members:  # who owns nothing of it would not hear of the round otherwise
             if peer != self._me and peer not in owners:
                 self._send(peer, self._header("open", entry, 0), None)
-        fill = own.fill if entry.values is not None else None
         for index, chunk in enumerate(entry.chunks):
-            if fill is not None and (index in entry.done or chunk.owner != self._me):
-                fill(chunk.start, chunk.stop)
             if index in entry.done:
                 entry.missed(index)
             elif chunk.owner != self._me:
                 self._send_part(entry, index)
         for index, chunk in enumerate(entry.chunks):
             if index not in entry.done and chunk.owner == self._me:
-                if fill is not None:
-                    fill(chunk.start, chunk.stop)
                 entry.parts.setdefault(index, {})[self._me] = (entry.weight, entry.own(index))
                 if chunk.first:
                     entry.notes[self._me] = entry.note
@@ -186,7 +182,7 @@ class Rounds:
             return
         entry = self._open.get(key)
         if entry is None:
-            if not 0 <= int(start) < int(stop) <= self._longest or len(self._open) >= MOST_OPEN:
+            if not 0 <= int(start) < int(stop) <= self._longest or len(self.wanted()) >= MOST_OPEN:
                 raise _RefusedError(f"round {key} of {start} to {stop}")
             entry = self._add(key, Fragment(int(start), int(stop)), name)
         elif entry.fragment != (start, stop) or entry.lane.codec.name != name:

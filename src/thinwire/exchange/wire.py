@@ -86,6 +86,19 @@ class _Sockets:
         return socket
 
 
+@dataclass(frozen=True)
+class ZmqWire:
+    """A run's wire, as it travels to workers: where the coordinator is, and the keys to reach it."""
+
+    keys: Keys
+    coordinator: str
+    host: str
+
+    def link(self, worker: int, attempt: int) -> ZmqLink:
+        """A worker's end."""
+        return ZmqLink(me=worker, attempt=attempt, keys=self.keys, coordinator=self.coordinator, host=self.host)
+
+
 class ZmqLink:
     """A worker's link; see `thinwire.engine.ports.Link`."""
 
@@ -140,14 +153,16 @@ class ZmqLink:
 
     def wake(self) -> None:
         with self._wake_lock:
-            self._waker.send(b"")
+            if not self._waker.closed:  # the thread that was to be woken may have ended just now
+                self._waker.send(b"")
 
     def close(self) -> None:
         self._outboxes[COORDINATOR].close(linger=2000)
         for peer in self._addresses:
             self._outboxes[peer].close(linger=500)
         self._inbox.close()
-        self._waker.close()
+        with self._wake_lock:
+            self._waker.close()
         self._woken.close()
         self._sockets.close()
 

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import math
 import random
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -54,12 +55,16 @@ class TrainSpec:
     seed: int = 0
 
 
+_building = threading.Lock()
+
+
 def build_module(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
     """The module itself, or what its factory makes under the seed."""
     if isinstance(model, nn.Module):
         return model
-    torch.manual_seed(seed)
-    made = model()
+    with _building:  # workers that are threads share torch's generator
+        torch.manual_seed(seed)
+        made = model()
     if not isinstance(made, nn.Module):
         raise ConfigError(f"the model factory returned {type(made).__name__}; it must return a torch.nn.Module")
     return made
@@ -90,7 +95,8 @@ class TorchReplica:
         self.steps = 0
         self._objective = Objective(spec.loss)
         self._metrics = metrics_of(spec.metrics)
-        self._unchecked: list[Tensor] = []
+        self._unchecked: list[tuple[int, Tensor]] = []
+        self._newest = 0.0
         self._seed(worker)
 
     @property
@@ -134,19 +140,19 @@ class TorchReplica:
 
     def check(self) -> None:
         """Looks at losses a device still owed."""
-        losses, self._unchecked = self._unchecked, []
-        for back, value in enumerate(reversed([float(v) for v in losses])):
+        owed, self._unchecked = self._unchecked, []
+        for step, loss in owed:
+            value = float(loss)
             if not math.isfinite(value):
-                raise self._diverged(self.steps - back, value)
+                raise self._diverged(step, value)
+            self._newest = value
 
     def _later(self, loss: Tensor) -> float:
         """On a GPU reading every loss would stall it: they are read sixteen at a time."""
-        self._unchecked.append(loss)
+        self._unchecked.append((self.steps + 1, loss))
         if len(self._unchecked) >= 16:
-            newest = float(loss)
             self.check()
-            self._newest = newest
-        return getattr(self, "_newest", 0.0)
+        return self._newest
 
     def _diverged(self, step: int, value: float) -> DivergedError:
         return DivergedError(f"the loss became {value} at step {step}")
@@ -264,7 +270,8 @@ class TorchReplica:
         random.seed(own)
         np.random.seed(own % 2**32)
         if worker:
-            torch.manual_seed(own)
+            with _building:
+                torch.manual_seed(own)
 
     def _random_state(self) -> dict[str, Any]:
         state: dict[str, Any] = {

@@ -1,0 +1,51 @@
+"""Handing the joint state to a peer that asked for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from thinwire.engine.worker import Worker
+
+
+class Handover:
+    """The requests a worker has, and what it gives."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._asked: list[int] = []
+
+    def ask(self, peer: int) -> None:
+        """Notes a request."""
+        self._asked.append(peer)
+
+    def give(self, adopted: int) -> None:
+        """Answers requests once this worker has adopted all rounds that are in the joint state.
+
+        Joint state, buffers and publications must be of one round, or the peer would miss a publication whose round is
+        merged here but still waits to be taken up.
+        """
+        if not self._asked:
+            return
+        joint = self._worker.joint
+        with joint.lock:
+            if joint.landed != adopted:
+                return
+            tree = self._tree()
+        for peer in self._asked:
+            self._worker.exchange.donate(peer, tree)
+        self._asked = []
+
+    def _tree(self) -> dict[str, Any]:
+        worker = self._worker
+        if worker.alone:
+            worker.joint.set_model(worker.replica.vector.detach().cpu())
+        tree: dict[str, Any] = {
+            "joint": worker.joint.tree(),
+            "buffers": worker.replica.buffers.vector(),
+            "counts": worker.replica.buffers.counts(),
+            "published": worker.publisher.number,
+        }
+        if worker.strategy.subject == "gradients":
+            tree["replica"] = worker.replica.shared()
+        return tree

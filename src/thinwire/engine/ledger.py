@@ -1,0 +1,78 @@
+"""The coordinator's books: the workers' last heartbeats, and what they add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from thinwire import events
+from thinwire.engine.outcome import Outcome
+from thinwire.engine.ports import Header
+
+EMIT_S = 1.0
+
+
+class Ledger:
+    """Takes heartbeats and epochs in, gives events and totals out."""
+
+    def __init__(self, total_rows: int, emit: Callable[[events.Event], Any]) -> None:
+        self._total_rows, self._emit = total_rows, emit
+        self.last: dict[int, Header] = {}
+        """The last heartbeat of every worker."""
+        self._emitted_at: dict[int, float] = {}
+        self._epoch_losses: dict[int, dict[int, tuple[float, int]]] = {}
+        self._bytes_of_the_lost = 0
+
+    def beat(self, worker: int, attempt: int, host: str, header: Header, now: float) -> None:
+        """Books a heartbeat; once in a while it becomes an event."""
+        self.last[worker] = {**header, "host": host}
+        progress = header.get("progress") or {}
+        if not progress or now - self._emitted_at.get(worker, 0.0) < EMIT_S:
+            return
+        self._emitted_at[worker] = now
+        self._emit(
+            events.Progressed(
+                worker=worker,
+                attempt=attempt,
+                steps=int(progress["steps"]),
+                rows=int(progress["rows"]),
+                epoch=int(progress["position"][0]),
+                loss=progress.get("loss"),
+                busy=float(progress["busy"]),
+                gap_s=float(progress["gap_s"]),
+                landed=int(header["landed"]),
+                bytes_sent=int(header["bytes"]),
+            )
+        )
+
+    def epoch(self, worker: int, header: Header) -> float | None:
+        """Books a worker's epoch; returns the training loss of the newest epoch over the workers that ended it."""
+        epoch, rows, loss = int(header["epoch"]), int(header["rows"]), header.get("loss")
+        if loss is not None:
+            self._epoch_losses.setdefault(epoch, {})[worker] = (float(loss), rows)
+        self._emit(events.EpochEnded(worker=worker, attempt=int(header["a"]), epoch=epoch, rows=rows, loss=loss))
+        found = list(self._epoch_losses[max(self._epoch_losses)].values()) if self._epoch_losses else []
+        total = sum(n for _, n in found)
+        return sum(v * n for v, n in found) / total if total else None
+
+    def lose(self, worker: int) -> Header:
+        """Keeps a lost attempt's bytes; its steps and rows are carried on by its successor. Returns its last beat."""
+        last = self.last.get(worker)
+        if last is None:
+            return {}
+        self._bytes_of_the_lost += int(last.get("bytes", 0))
+        self.last[worker] = {**last, "bytes": 0}
+        return last
+
+    def sum_up(self, out: Outcome) -> None:
+        """Writes the totals into the outcome."""
+        reports = list(self.last.values())
+        states = [r.get("progress") or {} for r in reports]
+        out.bytes_sent = self._bytes_of_the_lost + sum(int(r.get("bytes", 0)) for r in reports)
+        out.refused += sum(int(r.get("refused", 0)) for r in reports)
+        out.rounds = max((int(r.get("landed", 0)) for r in reports), default=0)
+        out.steps = max((int(s.get("steps", 0)) for s in states), default=0)
+        out.rows = sum(int(s.get("rows", 0)) for s in states)
+        out.epochs = out.rows / max(1, self._total_rows)
+        shares = [float(s["busy"]) for s in states if s]
+        out.busy = sum(shares) / len(shares) if shares else 0.0

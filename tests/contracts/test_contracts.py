@@ -1,0 +1,90 @@
+"""What users and other code rely on: names, options, light imports, layers, sizes."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import thinwire
+from thinwire import errors
+from thinwire.cli.main import parser
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "src" / "thinwire").rglob("*.py"))
+LONGEST = 400
+
+
+def test_public_names_are_sorted_and_all_there() -> None:
+    names = [n for n in thinwire.__all__ if not n.startswith("_")]
+    assert names == sorted(names)
+    assert set(thinwire._HOMES) == set(names)
+    for name in names:
+        assert getattr(thinwire, name) is not None
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Horovod'"):
+        thinwire.Horovod  # noqa: B018
+
+
+def test_importing_thinwire_imports_nothing_heavy() -> None:
+    code = "import sys, json, thinwire; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
+    loaded = set(json.loads(done.stdout))
+    assert not loaded & {"torch", "numpy", "pyarrow", "zmq", "pyspark", "numba", "rich"}
+
+
+def test_codecs_do_not_import_numba_until_they_are_used() -> None:
+    code = "import sys, thinwire.session; print('numba' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
+    assert done.stdout.strip() == b"False"
+
+
+def test_every_error_has_an_exit_code_of_its_own_and_pickles() -> None:
+    import pickle
+
+    kinds = [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, errors.ThinwireError)]
+    codes = [k.exit_code for k in kinds]
+    assert len(set(codes)) == len(codes)
+    assert 0 not in codes
+    for kind in kinds:
+        assert str(pickle.loads(pickle.dumps(kind("what happened")))) == "what happened"
+        assert kind.__name__ in (errors.__doc__ or "")
+
+
+def test_command_line_options_are_these() -> None:
+    found: dict[str, list[str]] = {}
+    for action in parser()._actions:
+        if hasattr(action, "choices") and isinstance(action.choices, dict):
+            for name, sub in action.choices.items():
+                found[name] = sorted(o for a in sub._actions for o in (a.option_strings or [a.dest]))
+    assert found == {
+        "bench": ["--help", "--json", "--quick", "--save", "-h", "name"],
+        "train": ["--help", "--json", "--out", "--resume", "--set", "-h", "recipe"],
+    }
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_file_holds_one_idea(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= LONGEST
+
+
+def test_no_file_is_named_after_nothing() -> None:
+    assert not {p.stem for p in SOURCES} & {"utils", "helpers", "common", "core", "misc", "manager"}
+
+
+def test_nothing_unpickles_but_the_nursery_s_own_pipe() -> None:
+    found = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr == "loads" and isinstance(node.value, ast.Name):
+                if node.value.id in ("pickle", "cloudpickle", "dill", "marshal"):
+                    found.append(path.name)
+            if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.load":
+                found.append(path.name)
+    assert found == ["nursery.py"]

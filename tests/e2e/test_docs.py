@@ -1,0 +1,289 @@
+"""The documentation is true of this tree: its code runs, its links lead somewhere, its tables are the source's own."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import doctest
+import os
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from thinwire import errors, events, recipe
+from thinwire.cli.main import parser
+from thinwire.engine.membership import Deadlines
+from thinwire.strategies import STRATEGIES
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+CARD_HEADINGS = [
+    "Idea",
+    "Equation",
+    "When to use",
+    "Knobs",
+    "Bytes per round",
+    "When a worker is lost",
+    "Attribution",
+]
+DECISION_HEADINGS = ["Context", "Decision", "Why", "What it costs", "When to revisit"]
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def run(arguments: list[str], folder: Path) -> str:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=110
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def code_blocks(path: Path, language: str = "python") -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", path.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def shortened(code: str) -> str:
+    return re.sub(r"epochs=\d+", "epochs=2", code)
+
+
+def headings(text: str, level: int = 2) -> list[str]:
+    without_code = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.findall(rf"^{'#' * level} (.+)$", without_code, re.MULTILINE)
+
+
+def sections(path: Path) -> dict[str, str]:
+    """A page's text by its headings of the second level."""
+    parts = re.split(r"^## (.+)$", path.read_text(), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def rows(text: str, first: str) -> list[list[str]]:
+    """The cells of the tables whose first heading is `first`."""
+    found: list[list[str]] = []
+    inside = False
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else []
+        if not cells:
+            inside = False
+        elif cells[0] == first:
+            inside = True
+        elif inside and not set(cells[0]) <= set("-: "):
+            found.append(cells)
+    return found
+
+
+def word(cell: str) -> str:
+    return re.split(r"[ =]", cell.strip("`"))[0].strip("`")
+
+
+def value(cell: str) -> Any:
+    return ast.literal_eval(cell.strip("`"))
+
+
+# -- code -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_code_of_the_readme_runs(tmp_path: Path) -> None:
+    blocks = code_blocks(ROOT / "README.md")
+    assert blocks
+    for number, block in enumerate(blocks):
+        script = tmp_path / f"block_{number}.py"
+        script.write_text(shortened(block))
+        assert run([str(script)], tmp_path).strip()
+
+
+EXAMPLES = {
+    "own_data.py": [],
+    "resume.py": [],
+    "compare_strategies.py": ["--epochs", "1", "--workers", "2", "--picture", "picture.svg"],
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_runs_and_prints_something(name: str, tmp_path: Path) -> None:
+    script = tmp_path / name
+    code = (ROOT / "examples" / name).read_text()
+    script.write_text(code if name == "resume.py" else shortened(code))
+    printed = run([str(script), *EXAMPLES[name]], tmp_path)
+    assert len(printed.split()) > 3
+    if name == "resume.py":
+        assert "bit for bit: yes" in printed
+
+
+def test_the_first_example_is_the_readmes() -> None:
+    _, *statements = ast.parse((ROOT / "examples" / "first_run.py").read_text()).body
+    (block,) = code_blocks(ROOT / "README.md")
+    assert [ast.dump(s) for s in statements] == [ast.dump(s) for s in ast.parse(block).body]
+
+
+def test_every_example_is_run_by_a_test() -> None:
+    assert {path.name for path in (ROOT / "examples").glob("*.py")} == {"first_run.py", *EXAMPLES}
+
+
+def test_the_strategy_that_the_how_to_adds_works_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule, strategy = code_blocks(DOCS / "how-to" / "add-a-strategy.md")
+    found = []
+    for name, code in (("thinwire.rules.capped", rule), ("thinwire.strategies.capped", strategy)):
+        module = types.ModuleType(name)
+        monkeypatch.setitem(sys.modules, name, module)
+        exec(compile(code, name, "exec"), module.__dict__)
+        found.append(module)
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    examples = [test for test in finder.find(found[0], globs=vars(found[0])) if test.examples]
+    assert examples
+    assert all(doctest.DocTestRunner().run(test).failed == 0 for test in examples)
+    capped = found[1].Capped(period=5, cap=0.5)
+    joint, worker = capped.open(torch.ones(3))
+    reply, joint = capped.merge(joint, torch.tensor([0.25, -4.0, 0.0]), 0, capped.setting(None, None))
+    assert torch.equal(reply, torch.tensor([0.75, 1.5, 1.0]))
+    assert torch.equal(capped.adopt(worker, torch.zeros(3), torch.zeros(3), reply)[0], joint.model)
+    with pytest.raises(errors.ConfigError, match="cap"):
+        found[1].Capped(cap=-1.0)
+
+
+# -- pages ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if target.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = target.partition("#")
+        aim = (page.parent / path).resolve() if path else page
+        assert aim.exists(), f"{named(page)} links to {target}"
+        if anchor:
+            text = aim.read_text()
+            anchors = [_anchor(title) for level in (1, 2, 3) for title in headings(text, level)]
+            assert anchor in anchors, f"{named(page)} links to {target}"
+
+
+def _anchor(title: str) -> str:
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+def test_every_page_is_reached_from_the_index() -> None:
+    index = (DOCS / "index.md").read_text()
+    linked = {(DOCS / target.partition("#")[0]).resolve() for target in re.findall(r"\]\(([^)\s]+)\)", index)}
+    assert set(DOCS.rglob("*.md")) - {DOCS / "index.md"} <= linked
+
+
+def test_the_readme_is_short_and_names_the_two_commands() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 120
+    assert re.search(r"^make demo\b", text, re.MULTILINE)
+    assert re.search(r"^make test\b", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "decisions").glob("*.md")), ids=named)
+def test_a_decision_has_its_headings(page: Path) -> None:
+    assert headings(page.read_text()) == DECISION_HEADINGS
+
+
+# -- strategies -------------------------------------------------------------------------------------------------------
+
+
+def test_every_strategy_has_a_card_and_every_card_a_strategy() -> None:
+    assert {page.stem for page in (DOCS / "strategies").glob("*.md")} == set(STRATEGIES)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_card_has_the_fixed_headings(name: str) -> None:
+    assert headings((DOCS / "strategies" / f"{name}.md").read_text()) == CARD_HEADINGS
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_card_lists_every_knob_with_its_default(name: str) -> None:
+    table = rows(sections(DOCS / "strategies" / f"{name}.md")["Knobs"], "name")
+    documented = {word(cells[0]): value(cells[1]) for cells in table}
+    assert documented == {field.name: field.default for field in dataclasses.fields(STRATEGIES[name])}
+
+
+def test_the_readme_has_a_row_for_every_strategy() -> None:
+    table = rows((ROOT / "README.md").read_text(), "strategy")
+    linked = {re.findall(r"docs/strategies/(\w+)\.md", cells[0])[0] for cells in table}
+    assert linked == set(STRATEGIES)
+
+
+# -- reference --------------------------------------------------------------------------------------------------------
+
+
+def test_the_recipe_page_has_every_section_and_no_other() -> None:
+    documented = {title.strip("[]") for title in sections(DOCS / "reference" / "recipe.md") if title.startswith("[")}
+    assert documented == set(recipe.sections())
+
+
+@pytest.mark.parametrize("section", recipe.sections())
+def test_the_recipe_page_has_every_key_with_its_default(section: str) -> None:
+    table = rows(sections(DOCS / "reference" / "recipe.md")[f"[{section}]"], "key")
+    documented = {word(cells[0]): cells[2] for cells in table}
+    if section == "strategy":
+        assert documented == {"name": '`"relay"`'}
+        return
+    kind = type(getattr(recipe.Recipe(), section))
+    assert set(documented) == {field.name for field in dataclasses.fields(kind)}
+    for field in dataclasses.fields(kind):
+        shown = documented[field.name]
+        if field.default is None:
+            assert not re.fullmatch(r"`[^`]*`", shown), f"{field.name} has no default"
+        else:
+            assert value(shown) == field.default, field.name
+
+
+def options_of(command: argparse.ArgumentParser) -> set[str]:
+    return {option for action in command._actions for option in action.option_strings if option.startswith("--")}
+
+
+def test_the_command_line_page_has_every_command_and_option() -> None:
+    top = parser()
+    (commands,) = (a for a in top._actions if isinstance(a, argparse._SubParsersAction))
+    text = sections(DOCS / "reference" / "cli.md")
+    assert {title for title in text if title.startswith("thinwire ")} == {
+        f"thinwire {name}" for name in commands.choices
+    }
+    start = (DOCS / "reference" / "cli.md").read_text().partition("\n## ")[0]
+    assert {word(cells[0]) for cells in rows(start, "option")} == options_of(top)
+    for name, command in commands.choices.items():
+        documented = {word(cells[0]) for cells in rows(text[f"thinwire {name}"], "option")}
+        assert documented == options_of(command) - {"--help"}, name
+
+
+def kinds_of(base: type[Any]) -> list[type[Any]]:
+    return [base, *(found for child in base.__subclasses__() for found in kinds_of(child))]
+
+
+def test_the_events_page_has_every_event_with_its_fields() -> None:
+    table = rows((DOCS / "reference" / "events.md").read_text(), "kind")
+    documented = {word(cells[0]): (word(cells[1]), re.findall(r"`(\w+)`", cells[2])) for cells in table}
+    expected = {
+        kind.kind: (kind.__name__, [f.name for f in dataclasses.fields(kind) if f.name != "time"])
+        for kind in kinds_of(events.Event)[1:]
+        if kind.__module__ == events.__name__
+    }
+    assert documented == expected
+
+
+def test_the_errors_page_has_every_error_with_its_exit_code() -> None:
+    table = rows((DOCS / "reference" / "errors.md").read_text(), "class")
+    documented = {word(cells[0]): int(cells[1]) for cells in table}
+    tree = [kind for kind in kinds_of(errors.ThinwireError) if kind.__module__ == errors.__name__]
+    assert documented == {kind.__name__: kind.exit_code for kind in tree}
+    codes = rows((DOCS / "reference" / "cli.md").read_text(), "code")
+    assert {int(cells[0]) for cells in codes} == {0, *documented.values()}
+
+
+def test_the_errors_page_has_every_deadline_with_its_default() -> None:
+    table = rows((DOCS / "reference" / "errors.md").read_text(), "field")
+    assert {word(cells[0]): float(cells[1]) for cells in table} == dataclasses.asdict(Deadlines())

@@ -1,0 +1,80 @@
+"""Replicas on a GPU: the flat vector lies there, the joint model on the host, and training works all the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import thinwire as tw
+from thinwire.models import cnn8
+from thinwire.parameters import FlatParameters
+from thinwire.replicas import TorchReplica, TrainSpec
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+STRATEGIES = [tw.Synchronous(), tw.SparkNet(period=5), tw.MPCA(), tw.MPCA(form="gradient"), tw.DiLoCo(period=10, momentum=0.5), tw.Relay()]
+
+
+def momentum_sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def test_the_flat_vector_of_a_cuda_model_is_on_its_device() -> None:
+    flat = FlatParameters(cnn8().cuda())
+    assert flat.vector.is_cuda
+    assert all(p.is_cuda and p.data_ptr() >= flat.vector.data_ptr() for p in flat.tensors)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
+def test_two_workers_train_on_a_gpu(strategy: tw.Strategy) -> None:
+    result = tw.fit(
+        cnn8,
+        "digits",
+        inputs=["pixels"],
+        optimizer=momentum_sgd,
+        strategy=strategy,
+        cluster=tw.Local(workers=2, processes=False),
+        epochs=30,
+        batch_size=32,
+        validation=0.2,
+        progress=False,
+    )
+    assert result.summary["val_accuracy"] >= 0.95
+    assert next(result.model.parameters()).device.type == "cpu"
+
+
+def test_a_loss_that_is_not_finite_is_found_on_a_gpu_too() -> None:
+    from thinwire.errors import DivergedError
+
+    calls = [0]
+
+    def poisoned(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        loss = torch.nn.functional.cross_entropy(output, label)
+        return loss * float("nan") if calls[0] == 20 else loss
+
+    with pytest.raises(DivergedError, match="at step 20"):
+        tw.fit(
+            cnn8,
+            "digits",
+            inputs=["pixels"],
+            loss=poisoned,
+            metrics=(),
+            optimizer=momentum_sgd,
+            cluster=tw.Local(workers=1, processes=False),
+            epochs=5,
+            progress=False,
+        )
+
+
+def test_a_replica_s_state_goes_through_the_host_and_back() -> None:
+    spec = TrainSpec(loss="cross_entropy", optimizer=momentum_sgd, device="cuda")
+    replica = TorchReplica(cnn8, spec)
+    tree = replica.tree()
+    assert not tree["vector"].is_cuda
+    with torch.no_grad():
+        replica.vector.zero_()
+    replica.load(tree)
+    assert torch.equal(replica.vector.cpu(), tree["vector"])
