@@ -89,7 +89,7 @@ class FlatParameters:
         return dict(zip(self.names, self.views(vector), strict=True))
 
     def gather_gradients(self, out: Tensor) -> None:
-        """Copies every gradient into the flat vector `out`; a missing gradient counts as zero."""
+        """Copies every gradient into the flat vector `out`; a missing one counts as zero, padding is left alone."""
         for parameter, view in zip(self.tensors, self.views(out), strict=True):
             if parameter.grad is None:
                 view.zero_()

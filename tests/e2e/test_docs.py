@@ -20,6 +20,9 @@ import torch
 from thinwire import errors, events, recipe
 from thinwire.cli.main import parser
 from thinwire.engine.membership import Deadlines
+from thinwire.models import ZOO
+from thinwire.replicas.objectives import LOSSES, METRICS, OPTIMIZERS, SCHEDULERS
+from thinwire.rules.compression import CODECS
 from thinwire.strategies import STRATEGIES
 
 ROOT = Path(__file__).parents[2]
@@ -240,6 +243,25 @@ def test_the_recipe_page_has_every_key_with_its_default(section: str) -> None:
             assert not re.fullmatch(r"`[^`]*`", shown), f"{field.name} has no default"
         else:
             assert value(shown) == field.default, field.name
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "names"),
+    [
+        ("model", "zoo", ZOO),
+        ("train", "loss", LOSSES),
+        ("train", "metrics", METRICS),
+        ("train", "optimizer", OPTIMIZERS),
+        ("train", "scheduler", SCHEDULERS),
+        ("strategy", "name", STRATEGIES),
+        ("exchange", "codec", CODECS),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_the_recipe_page_has_every_name_a_key_takes(section: str, key: str, names: dict[str, Any]) -> None:
+    table = rows(sections(DOCS / "reference" / "recipe.md")[f"[{section}]"], "key")
+    (meaning,) = (cells[3] for cells in table if word(cells[0]) == key)
+    assert set(names) <= set(re.findall(r"`(\w+)`", meaning))
 
 
 def options_of(command: argparse.ArgumentParser) -> set[str]:

@@ -432,7 +432,6 @@ def test_a_joint_state_copied_before_the_generation_is_not_taken_for_the_newest(
     stage.assert_same()
 
 
-@pytest.mark.xfail(reason="a round given up for a joint state that then never comes is launched by nobody", strict=True)
 @pytest.mark.parametrize("behind", [1, 2], ids=["one waits", "all wait"])
 def test_a_reference_that_dies_before_it_hands_the_joint_state_on_stops_nobody(behind: int) -> None:
     """What leaves main threads waiting for ever for a round that they contributed to.

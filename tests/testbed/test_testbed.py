@@ -6,8 +6,7 @@ import time
 import pytest
 
 from thinwire.errors import ConfigError, TimedOutError
-from thinwire.testing import Testbed
-from thinwire.testing.testbed import rate_bits, remove_leftovers
+from thinwire.testing.testbed import Testbed, rate_bits, remove_leftovers
 
 why_not = Testbed.why_not()
 pytestmark = [pytest.mark.root, pytest.mark.skipif(why_not is not None, reason=f"no testbed here: {why_not}")]
@@ -118,7 +117,7 @@ def test_nothing_is_left_after_the_end_even_when_the_body_raises():
 
 def test_leftovers_of_a_dead_run_are_removed_by_the_next():
     code = (
-        "import os; from thinwire.testing import Testbed; bed = Testbed(2); bed.__enter__(); "
+        "import os; from thinwire.testing.testbed import Testbed; bed = Testbed(2); bed.__enter__(); "
         "print(bed.popen(0, ['sleep', '60'], stdout=-3, stderr=-3).pid, bed.namespace(0), flush=True); os._exit(9)"
     )
     dead = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

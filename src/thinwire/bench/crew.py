@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from thinwire.bench.seats import make_keys
 from thinwire.errors import TimedOutError, WorkerError
-from thinwire.testing import Testbed
+from thinwire.testing.testbed import Testbed
 
 MEETING_PORT = 29500
 

@@ -11,7 +11,7 @@ from typing import Any
 from thinwire.bench.codecs import LOSSY, codec_costs, ratios
 from thinwire.bench.crew import Crew
 from thinwire.bench.report import Report, Row, Say
-from thinwire.testing import Testbed
+from thinwire.testing.testbed import Testbed
 
 SIZE = 25_000_000
 """Parameters of the model exchanged: ResNet-50's."""

@@ -20,7 +20,6 @@ from thinwire.session import fit
 TARGET = 0.97
 BATCH_SIZE = 64
 ROWS = 20_480
-WARM_UP = 50
 RUN_S = 600.0
 
 
@@ -28,18 +27,19 @@ RUN_S = 600.0
 class _Case:
     model: str
     threads: int
+    warm_up: int
     steps: int
 
 
 def overhead(quick: bool, say: Say) -> Report:
     """Rows per second of both, by model and torch threads; ours and theirs run in turn."""
-    repeats, seconds = (2, 0.5) if quick else (5, 5.0)
+    repeats, seconds, least, warm_up = (2, 0.3, 20, 10) if quick else (5, 5.0, 100, 50)
     rows: list[Row] = []
     found: list[dict[str, Any]] = []
     for threads in sorted({1, Local(workers=1).threads_each}):
         for model in MODELS:
-            rate = _theirs(_Case(model, threads, WARM_UP + (50 if quick else 300)))
-            case = _Case(model, threads, WARM_UP + max(50, int(seconds * rate / BATCH_SIZE)))
+            rate = _theirs(_Case(model, threads, warm_up, warm_up + least))
+            case = _Case(model, threads, warm_up, warm_up + max(least, int(seconds * rate / BATCH_SIZE)))
             ours: list[float] = []
             theirs: list[float] = []
             for repeat in range(repeats):
@@ -62,7 +62,7 @@ def _ours(case: _Case) -> float:
         fit(
             MODELS[case.model],
             {"pixels": x, "label": y},
-            optimizer=Stopwatch(path, WARM_UP, case.steps),
+            optimizer=Stopwatch(path, case.warm_up, case.steps),
             cluster=Local(workers=1, threads=case.threads),
             steps=case.steps,
             batch_size=BATCH_SIZE,
@@ -75,7 +75,7 @@ def _theirs(case: _Case) -> float:
     with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as folder:
         path = os.path.join(folder, "bare.json")
         order = {"model": case.model, "rows": ROWS, "batch_size": BATCH_SIZE, "steps": case.steps}
-        order |= {"threads": case.threads, "stopwatch": [path, WARM_UP, case.steps]}
+        order |= {"threads": case.threads, "stopwatch": [path, case.warm_up, case.steps]}
         threads = str(case.threads)
         environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
         done = subprocess.run(

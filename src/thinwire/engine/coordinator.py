@@ -49,6 +49,7 @@ class Coordinator:
         self._result: dict[int, bytes] = {}
         self._lost_at: dict[int, float] = {}
         self._never: set[int] = set()
+        self._gone: set[tuple[int, int]] = set()
         self._concluding_since: float | None = None
         self._pending_stop: str | None = None
         self._started = time.monotonic()
@@ -90,6 +91,8 @@ class Coordinator:
         handler(worker, header, message.payload, now)
 
     def _on_join(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
+        if (worker, header["a"]) in self._gone:
+            return  # its process ended while this was on the way
         self._act(self.membership.join(header, worker, now))
         seat = self.membership.seats.get(worker)
         if seat is not None and seat.attempt == header["a"]:
@@ -213,6 +216,7 @@ class Coordinator:
                 )
 
     def _exited(self, gone: Exit) -> None:
+        self._gone.add((gone.worker, gone.attempt))
         if gone.worker in self._left:
             return
         now = time.monotonic()

@@ -84,6 +84,8 @@ class MeshPeer:
         self._commands: deque[Callable[[], None]] = deque()
         self._numbering = threading.Lock()
         self._next_round = joint.landed
+        self._claimed: set[int] = set()
+        """Rounds whose snapshots are on the way from the main thread."""
         self._ready: dict[int, Completed] = {}
         self._contributed: set[int] = set()
         self._values: dict[int, Tensor] = {}
@@ -137,6 +139,7 @@ class MeshPeer:
         with self._numbering:
             round = self._next_round
             self._next_round += 1
+            self._claimed.add(round)
         return round, self._joint.fragment(round)
 
     @property
@@ -157,6 +160,8 @@ class MeshPeer:
                 values = self._joint.contribution(fragment, snapshot, out=spare)
                 if values is spare:  # until the round has landed: it may have to be launched again
                     self._values[round] = spare
+            with self._numbering:
+                self._claimed.discard(round)
             self._launch(Launch(f"train:{round}", fragment, name, values, weight, note))
 
         self._command(act)
@@ -347,11 +352,16 @@ class MeshPeer:
     def _relaunch(self, given_up: list[Launch], landed: int) -> None:
         """Rounds that nobody landed start again; those that the reference landed are over."""
         held, self._held = self._held, deque()
-        for launch in [*given_up, *held]:
-            if not _before(launch.key, landed):
-                self._start_round(launch)
+        again = [launch for launch in [*given_up, *held] if not _before(launch.key, landed)]
         with self._numbering:
             self._next_round = max(self._next_round, landed)
+            known = {_train_number(launch.key) for launch in again} | self._claimed
+            gone = [] if self._needs_state else [r for r in range(landed, self._next_round) if r not in known]
+        for round in gone:  # dropped for a joint state that had them, and was lost with its holder: land without it
+            name = self._joint.cuts.at(round).setting.codec or self._codec_name
+            again.append(Launch(f"train:{round}", self._joint.fragment(round), name, None, 0.0, {}))
+        for launch in sorted(again, key=lambda launch: _train_number(launch.key) or 0):
+            self._start_round(launch)
 
     def _share_owner_residual(self, before: tuple[int, ...]) -> None:
         """What this worker's slices were still owed goes into its own contributions: slices change hands now."""

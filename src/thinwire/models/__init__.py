@@ -9,9 +9,9 @@ from typing import cast
 from torch import nn
 
 from thinwire.errors import ConfigError, nearest
-from thinwire.models.small import cnn8, lenet, mlp
+from thinwire.models.small import cnn8, cnn28, lenet, mlp
 
-ZOO: dict[str, Callable[[], nn.Module]] = {"cnn8": cnn8, "lenet": lenet, "mlp": mlp}
+ZOO: dict[str, Callable[[], nn.Module]] = {"cnn8": cnn8, "cnn28": cnn28, "lenet": lenet, "mlp": mlp}
 
 
 def model_by_name(name: str) -> Callable[[], nn.Module]:
@@ -33,4 +33,4 @@ def model_by_name(name: str) -> Callable[[], nn.Module]:
     return cast(Callable[[], nn.Module], getattr(found, attribute))
 
 
-__all__ = ["ZOO", "cnn8", "lenet", "mlp", "model_by_name"]
+__all__ = ["ZOO", "cnn28", "cnn8", "lenet", "mlp", "model_by_name"]

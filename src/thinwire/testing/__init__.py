@@ -1,4 +1,4 @@
-"""What tests of distributed code need: a network of nodes on one machine."""
+"""For tests and for trying things out: a loop without a cluster, a network without a network."""
 
 from thinwire.testing.testbed import Testbed, TestbedError
 

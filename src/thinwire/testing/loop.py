@@ -1,0 +1,124 @@
+"""The loop of `thinwire.strategies.base` over K replicas in plain Python: no threads, no wire, no clock.
+
+For trying a strategy out and for tests that must give the same numbers each time. The mesh is a weighted mean, packed as
+the strategy's setting says, and a round of an overlapping strategy lands one step after it was launched.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from thinwire.engine.joint import JointState, slice_state, write_state
+from thinwire.parameters import Fragment
+from thinwire.rules.compression import codec
+from thinwire.strategies import Progress, Share, Strategy
+
+STEP_S = 0.1
+"""How long a step takes, for strategies that look at the clock."""
+
+
+class Task(NamedTuple):
+    """Least squares: every worker has rows of its own, so none can solve it alone."""
+
+    inputs: list[Tensor]
+    labels: list[Tensor]
+    solution: Tensor
+
+    @classmethod
+    def make(cls, workers: int, *, size: int = 20, rows: int = 12, seed: int = 0) -> Task:
+        generator = torch.Generator().manual_seed(seed)
+        solution = torch.randn(size, generator=generator)
+        inputs = [torch.randn(rows, size, generator=generator) for _ in range(workers)]
+        return cls(inputs, [a @ solution for a in inputs], solution)
+
+    def loss(self, x: Tensor) -> float:
+        """Mean squared error over all workers' rows."""
+        errors = [a @ x - b for a, b in zip(self.inputs, self.labels, strict=True)]
+        return float(torch.cat(errors).square().mean())
+
+    def gradient(self, worker: int, x: Tensor) -> Tensor:
+        """The gradient of one worker's own rows."""
+        a, b = self.inputs[worker], self.labels[worker]
+        return a.T @ (a @ x - b) * (2.0 / len(b))
+
+
+class Loop:
+    """K replicas taking steps in turn under one strategy."""
+
+    def __init__(self, strategy: Strategy, task: Task, *, lr: float = 0.05) -> None:
+        self.strategy, self.task, self.lr = strategy, task, lr
+        self.workers, self.size = len(task.inputs), task.solution.numel()
+        start = torch.zeros(self.size)
+        self.x = [start.clone() for _ in range(self.workers)]
+        self.joint = JointState(strategy, start, self.workers)
+        self.state: list[Any] = [strategy.open(start)[1] for _ in range(self.workers)]
+        self.steps = 0
+        self._since = 0
+        self._residuals = [torch.zeros(self.size) for _ in range(self.workers + 1)]
+        self._flying: list[tuple[int, Fragment, list[Tensor], list[float]]] = []
+
+    @property
+    def model(self) -> Tensor:
+        """The joint model."""
+        return self.x[0] if self.joint.model is None else self.joint.model
+
+    def step(self) -> None:
+        """Every worker takes one step; rounds land and launch as the strategy wants."""
+        self.steps += 1
+        gradients = []
+        for worker, x in enumerate(self.x):
+            self.strategy.before_step(self.state[worker], x, self.joint.cycle())
+            gradient = self.task.gradient(worker, x)
+            term = self.strategy.gradient_term(self.state[worker], x, self.joint.cycle())
+            gradients.append(gradient if term is None else gradient + term)
+        if self.strategy.subject == "gradients":
+            gradients = self._mean_gradient(gradients)
+        for x, gradient in zip(self.x, gradients, strict=True):
+            x.sub_(gradient, alpha=self.lr)
+        if self.strategy.subject == "parameters":
+            if self._flying:
+                self._land()
+            self._launch()
+
+    def _mean_gradient(self, gradients: list[Tensor]) -> list[Tensor]:
+        round, whole = self.joint.landed, Fragment(0, self.size)
+        sent = [self.strategy.contribute(self.joint.state, g) for g in gradients]
+        weights = [self.strategy.weight(Share(round, 1, len(self.task.labels[w]), w == 0)) for w in range(self.workers)]
+        reply = self.joint.land(round, whole, self._mean(round, whole, sent, weights))
+        return [reply] * self.workers
+
+    def _launch(self) -> None:
+        round, since = self.joint.landed + len(self._flying), self.steps - self._since
+        progress = Progress(round, self.steps, since, since * STEP_S, 0.0, lead=True)
+        if not self.strategy.due(progress) or len(self._flying) >= self.strategy.in_flight:
+            return
+        fragment = self.joint.fragment(round)
+        snapshots = [fragment.of(x).clone() for x in self.x]
+        shares = [Share(round, since, len(self.task.labels[w]), w == 0) for w in range(self.workers)]
+        self._since = self.steps
+        self._flying.append((round, fragment, snapshots, [self.strategy.weight(s) for s in shares]))
+        if self.strategy.timing == "barrier":
+            self._land()
+
+    def _land(self) -> None:
+        round, fragment, snapshots, weights = self._flying.pop(0)
+        sent = [self.joint.contribution(fragment, s) for s in snapshots]
+        reply = self.joint.land(round, fragment, self._mean(round, fragment, sent, weights))
+        for worker, x in enumerate(self.x):
+            piece = slice_state(self.state[worker], fragment, self.size)
+            value, adopted = self.strategy.adopt(piece, fragment.of(x), snapshots[worker], reply)
+            fragment.of(x).copy_(value)
+            self.state[worker] = write_state(self.state[worker], fragment, self.size, adopted)
+
+    def _mean(self, round: int, fragment: Fragment, sent: list[Tensor], weights: list[float]) -> Tensor:
+        """The weighted mean as the mesh would give it: packed on the way there and on the way back."""
+        chosen = codec(self.joint.cuts.at(round).setting.codec or "float32")
+        total = torch.zeros(fragment.size)
+        for values, weight, residual in zip(sent, weights, self._residuals, strict=False):
+            packed = chosen.encode_feedback(values, fragment.of(residual))
+            chosen.accumulate(packed, weight / sum(weights), total)
+        packed = chosen.encode_feedback(total, fragment.of(self._residuals[-1]))
+        return chosen.decode(packed, fragment.size)

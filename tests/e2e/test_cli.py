@@ -1,0 +1,110 @@
+"""The command line: runs, tables, JSON, and mistakes that are answered with the way out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from thinwire.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+DIGITS = str(ROOT / "recipes" / "digits.toml")
+
+
+def run(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "thinwire.cli.main", *arguments]
+    return subprocess.run(line, capture_output=True, text=True, timeout=100, cwd=folder or ROOT)
+
+
+def test_the_demo_recipe_trains_and_ends_in_a_table() -> None:
+    done = run("train", DIGITS)
+    assert done.returncode == 0, done.stderr
+    for word in ("relay", "workers", "steps", "seconds", "val accuracy", "busy", "bytes sent"):
+        assert word in done.stdout
+
+
+def test_json_is_the_last_line_and_holds_the_summary(tmp_path: Path) -> None:
+    done = run("train", DIGITS, "--set", "strategy.name=sparknet", "--set", "train.epochs=2", "--json", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["strategy"] == "sparknet"
+    assert summary["epochs"] == 2.0
+    assert summary == json.loads((tmp_path / "summary.json").read_text())
+
+
+def test_a_factory_beside_the_recipe_is_found(tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text(
+        "from torch import nn\n\ndef tiny():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+        "\ndef double(columns):\n    return columns | {'pixels': columns['pixels'] * 2}\n"
+    )
+    (tmp_path / "recipe.toml").write_text(
+        '[model]\nfactory = "nets:tiny"\n[data]\nsource = "digits"\ntransform = "nets:double"\nvalidation = 0.1\n'
+        '[train]\nepochs = 2\noptimizer = { name = "adam", lr = 0.01 }\n[strategy]\nname = "synchronous"\n'
+        "stop_here = 1\n"
+    )
+    refused = run("train", "recipe.toml", folder=tmp_path)
+    assert refused.returncode == 2
+    assert "strategy.stop_here is not a knob of 'synchronous'" in refused.stderr
+    (tmp_path / "recipe.toml").write_text((tmp_path / "recipe.toml").read_text().replace("stop_here = 1\n", ""))
+    done = run("train", "recipe.toml", "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "message"),
+    [
+        (["train.epochz=3"], 2, "train.epochz is not known. Did you mean 'epochs'?"),
+        (["trian.epochs=3"], 2, "[trian] is not a section of a recipe. Did you mean 'train'?"),
+        (["train.epochs=many"], 2, "train.epochs = 'many' is str; it must be int"),
+        (["strategy.name=rely"], 2, "Did you mean 'relay'?"),
+        (["strategy.bitz=4"], 2, "Did you mean 'bits'?"),
+        (["train.optimizer.name=sgdd"], 2, "Did you mean 'sgd'?"),
+        (["train.optimizer={name='sgd', lrr=1}"], 4, "train.optimizer 'sgd' does not take"),
+        (["train.scheduler={name='cosin'}"], 2, "Did you mean 'cosine'?"),
+        (["cluster.kind=locl"], 2, "Did you mean 'local'?"),
+        (["cluster.workers=0"], 2, "cluster.workers = 0 is too small"),
+        (["model.zoo=cnn9"], 2, "Did you mean 'cnn8'?"),
+        (["model.factory=nowhere:net"], 2, "needs one of zoo and factory"),
+        (["data.source=digts"], 3, "Did you mean 'digits'?"),
+        (["data.source=missing/*.parquet"], 3, "missing/*.parquet"),
+        (["data.inputs=['pixel']"], 3, "Did you mean 'pixels'?"),
+        (["train"], 2, "write it as --set train.epochs=5"),
+        (["train.stop={patienc=3}"], 2, "Did you mean 'patience'?"),
+        (["exchange.codec=int5"], 2, "int"),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_named_with_its_path(
+    changes: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [word for change in changes for word in ("--set", change)]
+    assert main(["train", DIGITS, "--json", *options]) == code
+    assert message in capsys.readouterr().err
+
+
+def test_a_recipe_that_is_not_there_or_not_toml_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(tmp_path / "none.toml")]) == 2
+    assert "is not a file" in capsys.readouterr().err
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[train\n")
+    assert main(["train", str(broken)]) == 2
+    assert "is not valid TOML" in capsys.readouterr().err
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--help"])
+    assert ended.value.code == 0
+    told = capsys.readouterr().out
+    assert "--resume runs/a" in told
+    assert "Exit codes" in told
+
+
+def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["trian"])
+    assert ended.value.code == 2
+    assert "Did you mean 'train'?" in capsys.readouterr().err
