@@ -29,7 +29,6 @@ class RunStarted(Event):
     workers: int
     rows: int
     validation_rows: int
-    parameters: int
     seed: int
     resumed_from: str | None = None
     version: str = ""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import json
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from thinwire import events
@@ -29,6 +31,7 @@ from thinwire.replicas.objectives import (
     Loss,
     Metric,
     NamedOptimizer,
+    NamedScheduler,
     Objective,
     OptimizerFactory,
     SchedulerFactory,
@@ -36,7 +39,7 @@ from thinwire.replicas.objectives import (
 )
 from thinwire.rules.compression import codec as codec_by_name
 from thinwire.runlog import RunLog
-from thinwire.strategies import Relay, Strategy, name_of
+from thinwire.strategies import Measured, Relay, Strategy, name_of
 from thinwire.strategies import strategy as strategy_by_name
 
 
@@ -141,6 +144,9 @@ def fit(
         seed=seed,
     )
     _check(spec, chosen, codec, epochs=epochs, steps=steps, batch_size=batch_size)
+    if validation is None and (until is not None or stop is not None):
+        asked = "until" if until is not None else "stop"
+        raise ConfigError(f"{asked} looks at validation rows and there are none; give validation=0.1, or other rows")
     if epochs is None and steps is None and until is None:
         epochs = 1
     if resume is not None and out is None:
@@ -245,6 +251,13 @@ def _check(spec: TrainSpec, strategy: Strategy, codec: str, **numbers: int | Non
     Objective(spec.loss)
     metrics_of(spec.metrics)
     codec_by_name(codec)
+    own = strategy.setting(Measured(1, 2, 0, None, None), None).codec
+    if codec != "float32" and own is not None:
+        warnings.warn(f"codec={codec!r} has no effect: {name_of(strategy)} packs in {own} itself", stacklevel=4)
+    if isinstance(spec.optimizer, NamedOptimizer):
+        made = spec.optimizer([nn.Parameter(torch.zeros(1))])
+        if isinstance(spec.scheduler, NamedScheduler):
+            spec.scheduler(made)
     if strategy.timing == "async":
         raise ConfigError(f"strategy {name_of(strategy)!r} is asynchronous and needs the table exchange")
     for name, value in numbers.items():

@@ -141,7 +141,14 @@ def test_every_row_is_seen_exactly_once_an_epoch(tmp_path: Path, workers: int, s
         "label": generator.integers(0, 10, rows),
     }
     result = fit_digits(
-        strategy, workers, model=mlp, data=data, epochs=epochs, batch_size=8, validation=None, transform=NotesIds(str(tmp_path))
+        strategy,
+        workers,
+        model=mlp,
+        data=data,
+        epochs=epochs,
+        batch_size=8,
+        validation=None,
+        transform=NotesIds(str(tmp_path)),
     )
     seen = Counter(int(line) for file in tmp_path.iterdir() for line in file.read_text().split())
     assert result.summary["rows"] == rows * epochs

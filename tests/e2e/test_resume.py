@@ -51,7 +51,18 @@ def recipe(tmp_path: Path) -> Path:
 
 def command(recipe: Path, strategy: str, *more: str) -> list[str]:
     name, *rest = strategy.split()
-    return [sys.executable, "-m", "thinwire.cli.main", "train", str(recipe), "--json", "--set", f"strategy.name={name}", *rest, *more]
+    return [
+        sys.executable,
+        "-m",
+        "thinwire.cli.main",
+        "train",
+        str(recipe),
+        "--json",
+        "--set",
+        f"strategy.name={name}",
+        *rest,
+        *more,
+    ]
 
 
 def final_model(out: Path) -> dict[str, torch.Tensor]:
@@ -80,9 +91,7 @@ def workers_of(out: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("strategy", BARRIER.values(), ids=BARRIER.keys())
-def test_a_killed_run_resumes_to_the_same_parameters_bit_for_bit(
-    recipe: Path, tmp_path: Path, strategy: str
-) -> None:
+def test_a_killed_run_resumes_to_the_same_parameters_bit_for_bit(recipe: Path, tmp_path: Path, strategy: str) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     subprocess.run(command(recipe, strategy, "--out", str(whole)), check=True, timeout=100, capture_output=True)
     chance = random.Random(strategy)

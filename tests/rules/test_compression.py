@@ -351,9 +351,7 @@ def test_two_threads_encode_at_once_and_agree():
     values = some(100_000)
     expected = codec("int4").encode(values)
     results = []
-    threads = [
-        threading.Thread(target=lambda: results.append(codec("int4").encode(values))) for _ in range(4)
-    ]
+    threads = [threading.Thread(target=lambda: results.append(codec("int4").encode(values))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -363,9 +361,7 @@ def test_two_threads_encode_at_once_and_agree():
 
 def test_importing_the_codecs_does_not_import_numba():
     source = Path(_kernels.__file__).parents[2]
-    script = (
-        "import sys, thinwire.rules.compression as c; c.codec('int8').encode; print('numba' in sys.modules)"
-    )
+    script = "import sys, thinwire.rules.compression as c; c.codec('int8').encode; print('numba' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, "PYTHONPATH": str(source)},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -107,7 +108,7 @@ def test_mpca_s_schedules_never_leave_their_ranges_and_move_one_way(cycle: int) 
 
 def test_the_blend_falls_by_a_constant_factor() -> None:
     values = [mpca.blend_schedule(c) for c in range(21)]
-    ratios = [b / a for a, b in zip(values, values[1:], strict=False)]
+    ratios = [b / a for a, b in itertools.pairwise(values)]
     assert max(ratios) - min(ratios) < 1e-9
 
 

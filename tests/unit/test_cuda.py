@@ -14,7 +14,14 @@ from thinwire.replicas import TorchReplica, TrainSpec
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
-STRATEGIES = [tw.Synchronous(), tw.SparkNet(period=5), tw.MPCA(), tw.MPCA(form="gradient"), tw.DiLoCo(period=10, momentum=0.5), tw.Relay()]
+STRATEGIES = [
+    tw.Synchronous(),
+    tw.SparkNet(period=5),
+    tw.MPCA(),
+    tw.MPCA(form="gradient"),
+    tw.DiLoCo(period=10, momentum=0.5),
+    tw.Relay(),
+]
 
 
 def momentum_sgd(parameters: Any) -> torch.optim.Optimizer:

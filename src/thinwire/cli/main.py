@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from thinwire import __version__
-from thinwire.errors import ThinwireError, nearest
+from thinwire.errors import LostWorkersError, ThinwireError, nearest
 
 TRAIN_HELP = """\
 Run a recipe. A recipe is a TOML file; recipes/digits.toml is a complete one.
@@ -20,8 +20,9 @@ Run a recipe. A recipe is a TOML file; recipes/digits.toml is a complete one.
   thinwire train recipes/digits.toml --out runs/a          # events, summary and checkpoints
   thinwire train recipes/digits.toml --resume runs/a       # go on where that run stopped
 
-Exit codes: 0 done as asked, 2 recipe or option not understood, 3 data, 4 your code failed on a worker,
-5 workers lost, 6 a deadline passed, 7 the loss is not finite, 8 checkpoint, 130 Ctrl-C (a checkpoint is left).
+Exit codes: 0 done as asked, 1 something unforeseen, 2 recipe or option not understood, 3 data, 4 your code failed
+on a worker, 5 workers lost and not replaced, 6 a deadline passed, 7 the loss is not finite, 8 checkpoint, 9 a peer
+broke the protocol, 130 Ctrl-C (a checkpoint is left).
 """
 
 
@@ -95,6 +96,10 @@ def _train(options: argparse.Namespace) -> int:
         print(json.dumps(result.summary))
     else:
         summary_table(result.summary)
+    if not result.summary["complete"]:
+        raise LostWorkersError(
+            "workers were lost and not replaced, so that not all rows were trained on; see the summary"
+        )
     return 0
 
 

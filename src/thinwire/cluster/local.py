@@ -40,6 +40,8 @@ class Local:
     def __post_init__(self) -> None:
         if self.workers < 1:
             raise ConfigError(f"cluster.workers = {self.workers} is too small; use 1 or more")
+        if self.max_restarts < 0:
+            raise ConfigError(f"cluster.max_restarts = {self.max_restarts} is not possible; use 0 or more")
         if self.threads != "auto" and (not isinstance(self.threads, int) or self.threads < 1):
             raise ConfigError(f"cluster.threads = {self.threads!r} is not a count; use 1 or more, or 'auto'")
 

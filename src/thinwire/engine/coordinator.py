@@ -207,6 +207,7 @@ class Coordinator:
         )
         if not self._workforce.replace(lost.worker, lost.attempt + 1):
             self._never.add(lost.worker)
+            self.outcome.unreplaced += 1
             alive = len(self.membership.seats)
             if alive < self._policy.min_workers:
                 raise LostWorkersError(
@@ -241,7 +242,7 @@ class Coordinator:
             slow = sorted(set(self.membership.seats) - self._left)
             raise TimedOutError(
                 f"workers {slow} did not end within {self._policy.conclude_s:.0f} s of the last step; "
-                "look at their logs, or raise run.conclude_s if the final evaluation takes that long"
+                "look at their logs"
             )
         if not self.membership.seats and not self.membership.formed:
             if now - self._started > self._policy.deadlines.start_s:
@@ -300,7 +301,7 @@ class Coordinator:
         )
         if stop is not None:
             self.outcome.stopped_early = True
-            self.outcome.reason = stop
+            self.outcome.reason = self.outcome.reason or stop
         self._broadcast({"t": "verdict", "p": number, "best": best, "stop": stop, "metrics": metrics})
 
     def _try_commit(self, name: str) -> None:

@@ -16,6 +16,8 @@ class Odometer:
         """Epoch and batch that come next."""
         self.step_s = 0.0
         """Smoothed duration of a step."""
+        self.handling_s = 0.0
+        """Smoothed duration of snapshot and landing, as it would be for the whole vector."""
         self._epoch_rows = 0
         self._epoch_loss = 0.0
         self._busy_s = 0.0
@@ -38,6 +40,12 @@ class Odometer:
     def waited(self, seconds: float) -> None:
         """Takes a wait inside a step (a barrier's) out of the time spent stepping."""
         self._waited_s += seconds
+
+    def handled(self, seconds: float, share: float) -> None:
+        """Books what a snapshot or a landing of a share of the vector took."""
+        if share > 0:
+            whole = 2 * seconds / share  # a round has one of each
+            self.handling_s = whole if not self.handling_s else 0.8 * self.handling_s + 0.2 * whole
 
     def end_step(self, begun: float, rows: int, loss: float, following: tuple[int, int]) -> float:
         """Books a step; returns the moment."""

@@ -34,6 +34,8 @@ class Outcome:
     metrics: dict[str, float] = field(default_factory=dict)
     train_loss: float | None = None
     workers_lost: int = 0
+    unreplaced: int = 0
+    """Workers whose rows nobody took over."""
     generations: int = 0
     rounds: int = 0
     bytes_sent: int = 0

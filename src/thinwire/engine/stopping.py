@@ -27,8 +27,12 @@ class EarlyStopping:
     min_delta: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.patience < 1:
-            raise ConfigError(f"EarlyStopping.patience = {self.patience} is too small; use 1 or more")
+        if not isinstance(self.patience, int) or self.patience < 1:
+            raise ConfigError(f"EarlyStopping.patience = {self.patience!r} is not possible; use a count of 1 or more")
+        if self.mode not in ("auto", "min", "max"):
+            raise ConfigError(f"EarlyStopping.mode = {self.mode!r} is not known; use 'auto', 'min' or 'max'")
+        if not isinstance(self.min_delta, int | float) or self.min_delta < 0:
+            raise ConfigError(f"EarlyStopping.min_delta = {self.min_delta!r} is not possible; use 0 or more")
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Target:
         >>> Target.parse("val_accuracy >= 0.97")
         Target(metric='val_accuracy', at_least=True, value=0.97)
         """
-        match = re.fullmatch(r"\s*(\w+)\s*(>=|<=|>|<)\s*([-+.\deE]+)\s*", text)
+        match = re.fullmatch(r"\s*(\w+)\s*(>=|<=)\s*([-+.\deE]+)\s*", text)
         if match is None:
             raise ConfigError(f'until = {text!r} is not understood; write it as "val_accuracy >= 0.97"')
         try:

@@ -47,7 +47,8 @@ class Tuner:
         worker, link = self._worker, self._link()
         current = worker.joint.cuts.newest
         step_s = worker.meter.step_s or None
-        measured = Measured(worker.joint.size, len(worker.members), round, link, step_s)
+        size, handling_s = worker.joint.size, worker.meter.handling_s or None
+        measured = Measured(size, len(worker.members), round, link, step_s, handling_s)
         chosen = worker.strategy.setting(measured, current.setting)
         since = round + worker.strategy.in_flight
         if chosen == current.setting or since <= current.since:

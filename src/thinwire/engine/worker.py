@@ -71,7 +71,7 @@ class Worker:
         self._tuner = Tuner(self)
         self._landed = self._adopted = joint.landed
         self._handover = Handover(self)
-        self._caught_once = False
+        self._caught_once = self._loaded = False
 
     @property
     def alone(self) -> bool:
@@ -84,7 +84,8 @@ class Worker:
         """Trains until the shard's epochs are done or the run is stopped, then sees the run to its end."""
         self.exchange.start(self.replica.parameters.digest())
         self.wait(lambda: bool(self.members) and not self._needs_state, "a generation to form", self.plan.join_s)
-        self._since = (self.meter.steps, time.monotonic(), 0.0)
+        if not self._loaded:
+            self._since = (self.meter.steps, time.monotonic(), 0.0)
         if self._goes_on():
             self._consider_round()
         for batch in self.batches.training(self.meter.position, self.plan.epochs):
@@ -177,7 +178,9 @@ class Worker:
         share = Share(round, self.meter.steps - steps, self.meter.rows - rows, self.lead)
         self._shares[fragment] = (self.meter.steps, self.meter.rows)
         worked = share.steps > 0
+        began = time.perf_counter()
         snapshot = self._spares.take(fragment.size).copy_(fragment.of(values).detach()) if worked else None
+        self.meter.handled(time.perf_counter() - began, fragment.size / self.joint.size)
         self._send_off(round, fragment, snapshot, self.strategy.weight(share) if worked else 0.0)
         self._since = (self.meter.steps, time.monotonic(), self._loss_total)
         if self._barrier:
@@ -261,7 +264,9 @@ class Worker:
                 self._mean_gradient = None
                 self.replica.update()
         elif base is not None:
+            began = time.perf_counter()
             self._adopt(fragment, base, landed.reply)
+            self.meter.handled(time.perf_counter() - began, fragment.size / self.joint.size)
             if base is snapshot and self.joint.state:  # a stateless strategy may have contributed the snapshot itself
                 self._spares.give(base)
         for worker, note in landed.notes.items():
@@ -358,6 +363,7 @@ class Worker:
     def _finish(self) -> None:
         self.replica.check()
         self.wait(lambda: not self._snapshots, "its last rounds", self.plan.round_s)
+        self._contribute_the_rest()
         self._account_for()
         self.exchange.follow(True)
         self.say("finished")
@@ -365,6 +371,12 @@ class Worker:
         self.publisher.conclude()
         self._account_for()
         self.say("bye")
+
+    def _contribute_the_rest(self) -> None:
+        """Under a barrier, steps made since the last round would be lost: each fragment gets one more."""
+        if self._barrier and not self._gradients and not self.alone and self.meter.steps > self._since[0]:
+            for _ in range(self.joint.cuts.newest.count):
+                self._launch(self.replica.vector)
 
     def _account_for(self) -> None:
         self._report(time.monotonic())
@@ -407,5 +419,6 @@ class Worker:
         self.exchange.restore_residuals(own["residuals"])
         self._shares = {Fragment(a, b): (s, r) for a, b, s, r in own["shares"]}
         self._since = (int(own["since_steps"]), time.monotonic(), 0.0)
+        self._loaded = True
         self.totals = {int(k): int(v) for k, v in own["totals"].items()}
         self.publisher.load(own["publisher"])

@@ -113,8 +113,8 @@ class Round:
         if self.values is None:
             return None
         values, residual = self.piece(self.values, index), self._of(self.lane.residual, index)
-        if residual is None:
-            return self.lane.codec.encode(values)
+        if residual is None:  # float32 goes out as it lies there: nobody writes it until the round is over
+            return self.lane.codec.encode(values) if self.lane.codec.lossy else values.view(torch.uint8)
         packed = self.lane.codec.encode_feedback(values, residual)
         self.sent[index] = packed
         return packed
@@ -136,8 +136,10 @@ class Round:
         total_weight = sum(weight for weight, _ in parts.values())
         if total_weight <= 0:
             return None
-        codec = self.lane.codec
-        total = torch.zeros(self.size(index))
+        codec, mean = self.lane.codec, self.piece(self.mean, index)
+        residual = self._of(self.lane.owner_residual, index)
+        exact = not codec.lossy and residual is None
+        total = mean.zero_() if exact else torch.zeros(self.size(index))
         for worker in sorted(parts):
             weight, piece = parts[worker]
             if piece is None:
@@ -147,13 +149,14 @@ class Round:
             else:
                 codec.accumulate(piece, weight, total)
         total.div_(total_weight)
-        residual = self._of(self.lane.owner_residual, index)
+        if exact:
+            return total.clone().view(torch.uint8)  # the mean is written again when it is merged
         if residual is None:
             packed = codec.encode(total)
         else:
             self.before[index] = residual.clone()
             packed = codec.encode_feedback(total, residual)
-        codec.decode(packed, self.size(index), out=self.piece(self.mean, index))
+        codec.decode(packed, self.size(index), out=mean)
         return packed
 
     def missed(self, index: int) -> None:

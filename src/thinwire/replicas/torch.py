@@ -91,7 +91,9 @@ class TorchReplica:
         self.optimizer = spec.optimizer(self.module.parameters())
         if not isinstance(self.optimizer, torch.optim.Optimizer):
             raise ConfigError(f"train.optimizer gave {type(self.optimizer).__name__}; it must return a torch optimizer")
+        self._asked_for = _settings(self.optimizer)
         self.scheduler = spec.scheduler(self.optimizer) if spec.scheduler else None
+        self._plateau = isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         self.steps = 0
         self._objective = Objective(spec.loss)
         self._metrics = metrics_of(spec.metrics)
@@ -125,17 +127,16 @@ class TorchReplica:
             nn.utils.clip_grad_norm_(self.parameters.tensors, self.spec.clip_norm)
         self.optimizer.step()
         self.steps += 1
-        if self.scheduler is not None and self.spec.scheduler_every == "step":
+        if self.scheduler is not None and self.spec.scheduler_every == "step" and not self._plateau:
             self.scheduler.step()
 
     def end_epoch(self) -> None:
         """Moves a per-epoch scheduler on; one that watches a metric waits for `end_evaluation`."""
-        plateau = isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-        if self.scheduler is not None and self.spec.scheduler_every == "epoch" and not plateau:
+        if self.scheduler is not None and self.spec.scheduler_every == "epoch" and not self._plateau:
             self.scheduler.step()
 
     def end_evaluation(self, metrics: dict[str, float]) -> None:
-        if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) and "val_loss" in metrics:
+        if self.scheduler is not None and self._plateau and "val_loss" in metrics:
             self.scheduler.step(metrics["val_loss"])
 
     def check(self) -> None:
@@ -182,10 +183,11 @@ class TorchReplica:
                     found = {"val_loss": self._objective.total(output, batch.label, batch.weight, batch.num_rows)}
                     for name, metric in self._metrics.items():
                         each = metric(output, batch.label).float()
-                        found[f"val_{name}"] = (float(each.sum()), float(each.numel()))
-                    for name, (total, weight) in found.items():
+                        weight = torch.ones_like(each) if batch.weight is None else batch.weight
+                        found[f"val_{name}"] = (float((each * weight).sum()), float(weight.sum()))
+                    for name, (total, counted) in found.items():
                         sums[name] = sums.get(name, 0.0) + total
-                        weights[name] = weights.get(name, 0.0) + weight
+                        weights[name] = weights.get(name, 0.0) + counted
                     rows += batch.num_rows
         finally:
             self.module.train(training)
@@ -257,12 +259,21 @@ class TorchReplica:
     def learning(self) -> dict[str, Any]:
         """The optimizer's and the scheduler's state; a copy, since theirs goes on changing in place."""
         scheduler = None if self.scheduler is None else _plain(self.scheduler.state_dict())
-        return copy.deepcopy({"optimizer": self.optimizer.state_dict(), "scheduler": scheduler})
+        asked_for = self._asked_for
+        return copy.deepcopy({"optimizer": self.optimizer.state_dict(), "scheduler": scheduler, "asked_for": asked_for})
 
     def load_learning(self, tree: dict[str, Any]) -> None:
+        """Goes on with a saved state, but with the settings that were changed since: a smaller learning rate, say."""
         self.optimizer.load_state_dict(tree["optimizer"])
         if self.scheduler is not None and tree["scheduler"] is not None:
             self.scheduler.load_state_dict(tree["scheduler"])
+        for index, (now, then) in enumerate(zip(self._asked_for, tree["asked_for"], strict=True)):
+            group = self.optimizer.param_groups[index]
+            group.update({k: v for k, v in now.items() if v != then.get(k)})
+            if now.get("lr") != then.get("lr") and "initial_lr" in group:
+                group["initial_lr"] = now["lr"]
+                if self.scheduler is not None and hasattr(self.scheduler, "base_lrs"):
+                    self.scheduler.base_lrs[index] = now["lr"]
 
     def _seed(self, worker: int) -> None:
         """Each worker draws its own dropout and augmentation; worker 0 draws what a plain run would."""
@@ -290,6 +301,12 @@ class TorchReplica:
         np.random.set_state(tuple(state["numpy"]))
         if self.device.type == "cuda" and "cuda" in state:
             torch.cuda.set_rng_state(state["cuda"], self.device)
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """An optimizer's plain settings as they were asked for, group by group."""
+    kinds = (bool, int, float, str)
+    return [{k: v for k, v in g.items() if isinstance(v, kinds)} for g in optimizer.param_groups]
 
 
 def _plain(state: dict[str, Any]) -> dict[str, Any]:

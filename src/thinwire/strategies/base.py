@@ -17,8 +17,9 @@ The engine owns the loop. For one worker, with every place marked where the stra
 `timing` says what stepping does meanwhile: "barrier" stops until the reply is adopted, "overlap" goes on,
 "async" is for strategies whose workers each exchange alone.
 
-State is a NamedTuple of full-length tensors and plain numbers, element for element beside the flat vector: the
-engine slices it by fragment, moves it to a worker that joins, and writes it to checkpoints, with no strategy code.
+State is a NamedTuple of full-length tensors and plain numbers, element for element beside the flat vector, and all
+arithmetic is element by element: the engine slices both, by fragment and into pieces that fit the cache, moves state to
+a worker that joins, and writes it to checkpoints, with no strategy code.
 Every method but `before_step` leaves its arguments as they were.
 """
 
@@ -94,6 +95,8 @@ class Measured:
     rounds: int
     link: Link | None
     step_s: float | None
+    handling_s: float | None = None
+    """What snapshot and landing of the whole vector cost the stepping thread."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,7 +65,9 @@ class Relay(Strategy):
         if self.fragments != "auto":
             count = self.fragments
         elif not count:
-            count = relay.num_fragments(ratio, bits, most=max(1, min(64, measured.size // 4096)))
+            most = max(1, min(64, measured.size // 4096))
+            wire = relay.num_fragments(ratio, bits, most=most)
+            count = max(wire, relay.fragments_in_passing(measured.handling_s or 0.0, measured.step_s or 1.0, most=most))
             if current and current.fragments / 2 <= count <= current.fragments * 2 and f"int{bits}" == current.codec:
                 return current
         decay = relay.choose_momentum(ratio, measured.workers) if self.momentum == "auto" else self.momentum

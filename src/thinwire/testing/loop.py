@@ -1,7 +1,7 @@
 """The loop of `thinwire.strategies.base` over K replicas in plain Python: no threads, no wire, no clock.
 
-For trying a strategy out and for tests that must give the same numbers each time. The mesh is a weighted mean, packed as
-the strategy's setting says, and a round of an overlapping strategy lands one step after it was launched.
+For trying a strategy out, and for tests that must give the same numbers each time. The mesh is a weighted mean, packed
+as the strategy's setting says, and a round of an overlapping strategy lands one step after it was launched.
 """
 
 from __future__ import annotations

@@ -43,9 +43,7 @@ def test_an_address_of_a_local_file_may_be_written_as_path_or_url(scheme: str, t
     assert path.read_bytes() == b"1"
 
 
-def test_a_relative_path_is_taken_from_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_path_is_taken_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_file("runs/x.json", b"1")
     assert (tmp_path / "runs" / "x.json").read_bytes() == b"1"
@@ -85,9 +83,7 @@ def test_the_data_are_on_disk_before_the_name_and_the_name_before_returning(
     assert calls == ["fsync .x", "rename", "fsync fo"]
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_descriptor: int) -> None:
         raise OSError(5, "Input/output error")
 

@@ -194,9 +194,7 @@ def test_nesting_past_the_limit_is_refused_on_reading_too(kind: str) -> None:
 
 
 def test_a_newer_format_says_which_thinwire_reads_it() -> None:
-    with pytest.raises(
-        CheckpointError, match=r"format version 2\..*reads versions 1 to 1\..*thinwire 7\.3\.0 or"
-    ):
+    with pytest.raises(CheckpointError, match=r"format version 2\..*reads versions 1 to 1\..*thinwire 7\.3\.0 or"):
         decode(forged({"$": "quantum"}, version=2, needs="7.3.0"))
 
 

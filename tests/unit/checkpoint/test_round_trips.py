@@ -70,9 +70,7 @@ _scalars = st.one_of(
     st.text(max_size=4).map(np.str_),
     st.binary(max_size=4).map(np.bytes_),
 )
-_text = st.text(st.characters(exclude_categories=()), max_size=6) | st.sampled_from(
-    ["$", "__metadata__", "a.b"]
-)
+_text = st.text(st.characters(exclude_categories=()), max_size=6) | st.sampled_from(["$", "__metadata__", "a.b"])
 _leaves = st.one_of(
     st.none(),
     st.booleans(),
@@ -125,9 +123,7 @@ def test_the_same_tree_gives_the_same_bytes(tree: object) -> None:
 
 @pytest.mark.parametrize("dtype", TENSOR_DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3)], ids=str)
-def test_tensors_of_every_type_and_shape_come_back(
-    shape: tuple[int, ...], dtype: torch.dtype, same: Same
-) -> None:
+def test_tensors_of_every_type_and_shape_come_back(shape: tuple[int, ...], dtype: torch.dtype, same: Same) -> None:
     tensor = random_tensor(shape, dtype, seed=1)
     assert same(decode(encode({"x": tensor})), {"x": tensor})
 

@@ -137,9 +137,7 @@ def test_a_commit_without_its_parts_is_refused(store: CheckpointStore) -> None:
         store.commit(Manifest("step-1", 1, (Part("w", 3, "0" * 64),)))
     part = store.write_part("step-1", "w", 1)
     short = Part("w", part.size_bytes - 1, part.digest)
-    with pytest.raises(
-        CheckpointError, match=rf"has {part.size_bytes} bytes\. .* with {short.size_bytes} bytes"
-    ):
+    with pytest.raises(CheckpointError, match=rf"has {part.size_bytes} bytes\. .* with {short.size_bytes} bytes"):
         store.commit(Manifest("step-1", 1, (short,)))
     assert store.manifests() == []
 
@@ -230,9 +228,7 @@ def test_a_damaged_part_is_found_by_its_digest(local: CheckpointStore, tmp_path:
         local.read_part(manifest, "w")
 
 
-def test_a_truncated_part_is_found_and_its_checkpoint_not_listed(
-    local: CheckpointStore, tmp_path: Path
-) -> None:
+def test_a_truncated_part_is_found_and_its_checkpoint_not_listed(local: CheckpointStore, tmp_path: Path) -> None:
     save(local, "step-1", 1)
     manifest = save(local, "step-2", 2)
     path = tmp_path / "step-2" / manifest.parts[0].file_name
@@ -283,17 +279,13 @@ def test_a_damaged_manifest_is_passed_over_and_named_when_asked_for(
         local.load("step-2")
 
 
-def test_a_manifest_of_a_newer_thinwire_stops_everything_and_is_kept(
-    local: CheckpointStore, tmp_path: Path
-) -> None:
+def test_a_manifest_of_a_newer_thinwire_stops_everything_and_is_kept(local: CheckpointStore, tmp_path: Path) -> None:
     save(local, "step-1", 1)
     save(local, "step-2", 2)
     path = tmp_path / "step-1" / "manifest.json"
     path.write_text(json.dumps({"version": 2, "needs": "0.9.0", "shape": "unheard of"}))
     for attempt in (local.manifests, local.latest, lambda: local.load("step-1"), lambda: local.prune(1)):
-        with pytest.raises(
-            CheckpointError, match=r"step-1/manifest\.json: .*Install thinwire 0\.9\.0 or newer"
-        ):
+        with pytest.raises(CheckpointError, match=r"step-1/manifest\.json: .*Install thinwire 0\.9\.0 or newer"):
             attempt()
     assert path.exists()
 
@@ -317,9 +309,7 @@ def test_pruning_everything_is_refused(store: CheckpointStore, keep: int) -> Non
         store.prune(keep)
 
 
-def test_pruning_removes_abandoned_folders_but_none_being_written(
-    local: CheckpointStore, tmp_path: Path
-) -> None:
+def test_pruning_removes_abandoned_folders_but_none_being_written(local: CheckpointStore, tmp_path: Path) -> None:
     for name in ("step-9", "step-11", "step-8"):
         local.write_part(name, "w", 1)
         (tmp_path / name / f".x.{'0' * 32}.tmp").write_bytes(b"half")

@@ -111,9 +111,7 @@ def test_strings_become_tensors_through_a_transform_that_sees_all_columns(tmp_pa
     def lengths(columns):
         return {"length": np.array([len(text) for text in columns["text"]]), "y": columns["y"]}
 
-    loader = loader_of(
-        tmp_path, {"text": ["a", "bcd"], "y": [0, 1]}, inputs=["length"], label="y", transform=lengths
-    )
+    loader = loader_of(tmp_path, {"text": ["a", "bcd"], "y": [0, 1]}, inputs=["length"], label="y", transform=lengths)
     assert first(loader).inputs[0].tolist() == [1, 3]
 
 

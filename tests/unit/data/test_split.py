@@ -41,9 +41,7 @@ def batched(num_rows: int, sizes: list[int]) -> list[pa.RecordBatch]:
     fraction=st.sampled_from([None, 0.0, 0.1, 0.25, 0.5, 0.9]),
     small_bytes=st.sampled_from([1, 100, shards.SMALL_BYTES]),
 )
-def test_every_row_lands_in_exactly_one_shard(
-    tmp_path_factory, num_rows, sizes, workers, seed, fraction, small_bytes
-):
+def test_every_row_lands_in_exactly_one_shard(tmp_path_factory, num_rows, sizes, workers, seed, fraction, small_bytes):
     num_held = round((fraction or 0) * num_rows)
     source = open_source(batched(num_rows, sizes))
     options = {"workers": workers, "validation": fraction, "seed": seed}
@@ -92,8 +90,7 @@ def test_a_file_sorted_by_label_gives_every_worker_every_label(tmp_path):
 def test_the_seed_changes_shards_and_validation_rows(tmp_path):
     source = open_source({"id": np.arange(100)})
     first, second = (
-        split(source, workers=2, directory=str(tmp_path / str(seed)), validation=0.2, seed=seed)
-        for seed in (0, 1)
+        split(source, workers=2, directory=str(tmp_path / str(seed)), validation=0.2, seed=seed) for seed in (0, 1)
     )
     assert ids(first[0].train) != ids(second[0].train)
     assert set(ids(first[0].validation)) != set(ids(second[0].validation))
