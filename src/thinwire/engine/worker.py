@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from thinwire.engine.handover import Handover
-from thinwire.engine.joint import JointState, pieces, slice_state, write_state
+from thinwire.engine.joint import JointState
 from thinwire.engine.odometer import Odometer
 from thinwire.engine.plan import WorkerPlan
 from thinwire.engine.ports import Batches
 from thinwire.engine.publishing import Publisher
+from thinwire.engine.replica_state import ReplicaState
 from thinwire.engine.signals import Asked, Averaged, Broken, Caught, Formed, Landed, Signal, Told
+from thinwire.engine.snapshot import Snapshot
 from thinwire.engine.spares import Spares
 from thinwire.engine.tuner import Tuner
 from thinwire.errors import TimedOutError
@@ -48,7 +50,7 @@ class Worker:
         self.plan, self.replica, self.batches = plan, replica, batches
         self.exchange, self.joint, self.strategy = exchange, joint, joint.strategy
         self.meter = Odometer()
-        self.state = self.strategy.open(replica.vector)[1]
+        self.state = ReplicaState(self.strategy, replica.vector)
         self.members: tuple[int, ...] = ()
         self.lead = False
         self.generation = 0
@@ -59,7 +61,7 @@ class Worker:
         self.publisher = Publisher(self, save_part)
         self._gradients = self.strategy.subject == "gradients"
         self._barrier = self.strategy.timing == "barrier"
-        self._snapshots: dict[int, tuple[Fragment, Tensor | None]] = {}
+        self._snapshots: dict[int, tuple[Fragment, Snapshot | None]] = {}
         self._spares = Spares(self.strategy.in_flight + 1)
         self._mean_gradient: Tensor | None = None
         self._shares: dict[Fragment, tuple[int, int]] = {}
@@ -106,13 +108,16 @@ class Worker:
         x = self.replica.vector
         if together:
             with torch.no_grad():
-                self.strategy.before_step(self.state, x, self.joint.cycle())
+                self.state.before_step(x, self.joint.cycle())
+            if not self._barrier:
+                self._consider_round()
         loss = self.replica.gradient(batch)
         if together:
             with torch.no_grad():
-                term = self.strategy.gradient_term(self.state, x, self.joint.cycle())
+                term = self.state.gradient_term(x, self.joint.cycle())
                 if term is not None:
                     self.replica.parameters.add_to_gradients(term)
+                self._take_snapshots()
         if not (together and self._gradients) or self._average_gradient(batch.num_rows):
             self.replica.update()
         self._adopted = max(self._adopted, self._landed)
@@ -127,7 +132,8 @@ class Worker:
             self._end_epoch(position[0])
         if now - self._reported > REPORT_S:
             self._report(now)
-        self._consider_round()
+        if self._barrier or self.alone:
+            self._consider_round()
 
     def _end_epoch(self, epoch: int) -> None:
         rows, loss = self.meter.end_epoch()
@@ -179,7 +185,9 @@ class Worker:
         self._shares[fragment] = (self.meter.steps, self.meter.rows)
         worked = share.steps > 0
         began = time.perf_counter()
-        snapshot = self._spares.take(fragment.size).copy_(fragment.of(values).detach()) if worked else None
+        snapshot = Snapshot(fragment.of(values).detach(), self._spares.take(fragment.size)) if worked else None
+        if snapshot is not None and (self._barrier or values.device.type != "cpu"):
+            snapshot.take()
         self.meter.handled(time.perf_counter() - began, fragment.size / self.joint.size)
         self._send_off(round, fragment, snapshot, self.strategy.weight(share) if worked else 0.0)
         self._since = (self.meter.steps, time.monotonic(), self._loss_total)
@@ -192,7 +200,7 @@ class Worker:
         gradient = torch.zeros_like(self.replica.vector)  # the padding between parameters counts in every block's scale
         self.replica.parameters.gather_gradients(gradient)
         share = Share(round, 1, rows, self.lead)
-        self._send_off(round, fragment, gradient.cpu(), self.strategy.weight(share))
+        self._send_off(round, fragment, Snapshot(gradient, gradient.cpu()), self.strategy.weight(share))
         self._await_round(round)
         if self._mean_gradient is None:
             return False
@@ -200,12 +208,18 @@ class Worker:
         self._mean_gradient = None
         return True
 
-    def _send_off(self, round: int, fragment: Fragment, snapshot: Tensor | None, weight: float) -> None:
+    def _send_off(self, round: int, fragment: Fragment, snapshot: Snapshot | None, weight: float) -> None:
         self._snapshots[round] = (fragment, snapshot)
         note = self._account()
         if self.lead:
             note |= self.publisher.note(round) | self._tuner.note(round)
         self.exchange.launch(round, fragment, snapshot, weight, note)
+
+    def _take_snapshots(self) -> None:
+        """Makes the copies that the exchange thread has not come to: the vector is about to change."""
+        for _, snapshot in self._snapshots.values():
+            if snapshot is not None:
+                snapshot.take()
 
     def _account(self) -> dict[str, Any]:
         return {"rows": self.meter.rows}
@@ -255,7 +269,9 @@ class Worker:
     def _land(self, landed: Landed) -> None:
         fragment, snapshot = self._snapshots.pop(landed.round, (landed.fragment, None))
         self._landed = landed.round + 1
-        base = landed.snapshot if landed.snapshot is not None else snapshot
+        base = landed.snapshot
+        if base is None and snapshot is not None:
+            base = snapshot.take()
         self._tuner.see(landed)
         if self._gradients:
             self._mean_gradient = landed.reply
@@ -265,9 +281,12 @@ class Worker:
                 self.replica.update()
         elif base is not None:
             began = time.perf_counter()
-            self._adopt(fragment, base, landed.reply)
+            with torch.no_grad():
+                self.state.adopt(fragment, self.replica.vector, base, landed.reply)
             self.meter.handled(time.perf_counter() - began, fragment.size / self.joint.size)
-            if base is snapshot and self.joint.state:  # a stateless strategy may have contributed the snapshot itself
+            if (
+                landed.snapshot is None and self.joint.state
+            ):  # a stateless strategy may have contributed the snapshot itself
                 self._spares.give(base)
         for worker, note in landed.notes.items():
             self.totals[worker] = max(self.totals.get(worker, 0), int(note.get("rows", 0)))
@@ -275,18 +294,6 @@ class Worker:
         if not mid_step:
             self._adopted = self._landed
         self.publisher.see(landed, mid_step=mid_step)
-
-    def _adopt(self, fragment: Fragment, base: Tensor, reply: Tensor) -> None:
-        x, size = self.replica.vector, self.joint.size
-        base, reply = base.to(x.device), reply.to(x.device)
-        whole = [(fragment, Fragment(0, fragment.size))]
-        with torch.no_grad():
-            for piece, near in pieces(fragment, self.state, size) if x.device.type == "cpu" else whole:
-                own, state = piece.of(x), slice_state(self.state, piece, size)
-                value, adopted = self.strategy.adopt(state, own, near.of(base), near.of(reply))
-                if value.data_ptr() != own.data_ptr():
-                    own.copy_(value)
-                self.state = write_state(self.state, piece, size, adopted)
 
     def _form(self, formed: Formed) -> None:
         was_alone = self.alone and bool(self.members)
@@ -316,14 +323,14 @@ class Worker:
                 self.replica.load_shared(tree["replica"])
             elif caught.old_model is None or self._newcomer():
                 x.copy_(tree["joint"]["state"][0])
-                self.state = self.strategy.open(x)[1]
+                self.state.open(x)
                 self.replica.buffers.load(tree["buffers"], tree["counts"])
             else:
                 base = caught.old_model
                 for fragment, snapshot in over:  # what it contributed to them counts as arrived
                     if snapshot is not None:
-                        fragment.of(base).copy_(snapshot)
-                self._adopt(Fragment(0, self.joint.size), base, tree["joint"]["state"][0])
+                        fragment.of(base).copy_(snapshot.take())
+                self.state.adopt(Fragment(0, self.joint.size), x, base, tree["joint"]["state"][0])
         self.publisher.number = max(self.publisher.number, int(tree["published"]))
         self._caught_once = True
         self.say("caught", published=int(tree["published"]))
@@ -388,7 +395,7 @@ class Worker:
         """Everything of this worker that a checkpoint holds."""
         return {
             "replica": self.replica.tree(),
-            "worker": [v.detach().cpu().clone() if isinstance(v, Tensor) else v for v in self.state],
+            "worker": [v.detach().cpu().clone() if isinstance(v, Tensor) else v for v in self.state.whole()],
             "meter": self.meter.tree(),
             "residuals": self.exchange.residuals(),
             "shares": [[f.start, f.stop, s, r] for f, (s, r) in self._shares.items()],
@@ -408,13 +415,13 @@ class Worker:
                 assert self.joint.model is not None
                 with torch.no_grad():
                     self.replica.vector.copy_(self.joint.model)
-                self.state = self.strategy.open(self.replica.vector)[1]
+                self.state.open(self.replica.vector)
             self.publisher.load(joint["publisher"])
             return
         self.replica.load(own["replica"])
         device = self.replica.vector.device
         fresh = [v.to(device) if isinstance(v, Tensor) else v for v in own["worker"]]
-        self.state = type(self.state)(*fresh)
+        self.state.put(type(self.state.whole())(*fresh))
         self.meter.load(own["meter"])
         self.exchange.restore_residuals(own["residuals"])
         self._shares = {Fragment(a, b): (s, r) for a, b, s, r in own["shares"]}

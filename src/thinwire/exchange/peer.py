@@ -27,6 +27,7 @@ from torch import Tensor
 from thinwire.engine.joint import JointState
 from thinwire.engine.ports import COORDINATOR, Header, Link, Message
 from thinwire.engine.signals import Asked, Averaged, Broken, Caught, Formed, Landed, Signal, Told
+from thinwire.engine.snapshot import Snapshot
 from thinwire.engine.spares import Spares
 from thinwire.errors import ProtocolError, TimedOutError
 from thinwire.exchange.rounds import Completed, Lane, Launch, Rounds
@@ -148,16 +149,17 @@ class MeshPeer:
             return self._next_round
 
     def launch(
-        self, round: int, fragment: Fragment, snapshot: Tensor | None, weight: float, note: dict[str, Any]
+        self, round: int, fragment: Fragment, snapshot: Snapshot | Tensor | None, weight: float, note: dict[str, Any]
     ) -> None:
-        """Contributes a snapshot (which must not change afterwards) to a claimed round; None contributes nothing."""
+        """Contributes a snapshot to a claimed round: one to be taken, or a tensor that no longer changes, or nothing."""
 
         def act() -> None:
             name = self._joint.cuts.at(round).setting.codec or self._codec_name
             values = None
             if snapshot is not None and weight > 0:
                 spare = self._spares.take(fragment.size)
-                values = self._joint.contribution(fragment, snapshot, out=spare)
+                taken = snapshot.take() if isinstance(snapshot, Snapshot) else snapshot
+                values = self._joint.contribution(fragment, taken, out=spare)
                 if values is spare:  # until the round has landed: it may have to be launched again
                     self._values[round] = spare
             with self._numbering:
