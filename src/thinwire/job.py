@@ -18,6 +18,7 @@ from thinwire.data import Batch, Loader, Position, Sampler, Shard, ShardFiles
 from thinwire.engine.joint import JointState
 from thinwire.engine.plan import WorkerPlan
 from thinwire.engine.ports import COORDINATOR, Link, Wire
+from thinwire.engine.resuming import resume
 from thinwire.engine.worker import LeftError, Worker
 from thinwire.errors import CheckpointError
 from thinwire.exchange.peer import MeshPeer, Seat, Trees
@@ -152,7 +153,7 @@ def _resume(runner: Worker, job: Job, worker: int) -> None:
     same = manifest.meta.get("workers") == job.workers
     named = f"worker-{worker}"
     own = store.read_part(manifest, named) if same and any(p.name == named for p in manifest.parts) else None
-    runner.load(joint, own)  # type: ignore[arg-type]
+    resume(runner, joint, own)  # type: ignore[arg-type]
     if own is None:
         epoch = int(manifest.meta["rows_done"]) // max(1, job.plan.total_rows)  # type: ignore[call-overload]
         runner.meter.position = (epoch, 0)

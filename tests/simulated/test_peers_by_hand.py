@@ -76,7 +76,7 @@ class Stage:
                 codec_name=codec_name,
                 trees=Trees(encode, decode),
             )
-            self.peers[worker]._digest = "same"
+            self.peers[worker].mesh.digest = "same"
             self.signals[worker] = []
             self._decide(self.membership.join({"a": 0, "address": f"hand:{worker}"}, worker, self.now))
         self.coordinate()
@@ -94,7 +94,7 @@ class Stage:
         for decision in decisions:
             if isinstance(decision, Send) and decision.worker in self.peers:
                 header = json.loads(json.dumps(decision.header))
-                self.peers[decision.worker]._link.ready.append(Message(COORDINATOR, header))
+                self.peers[decision.worker].mesh._link.ready.append(Message(COORDINATOR, header))
 
     def kill(self, worker: int) -> None:
         self.peers.pop(worker)
@@ -120,11 +120,11 @@ class Stage:
         """Puts a wire's messages (of one kind, and those before them) into the receiver's inbox."""
         wire = self.wires.get((sender, receiver), deque())
         while wire and (kind is None or any(m.header["t"] == kind for m in wire)):
-            self.peers[receiver]._link.ready.append(wire.popleft())
+            self.peers[receiver].mesh._link.ready.append(wire.popleft())
 
     def turn(self, worker: int) -> None:
         peer = self.peers[worker]
-        peer._turn()
+        peer.mesh.turn()
         for signal in peer.signals():
             self.signals[worker].append(signal)
             if isinstance(signal, Asked):
@@ -261,7 +261,7 @@ def test_a_round_completed_before_the_joint_state_came_is_still_told_to_the_main
     assert stage.landed() == [2, 2]
     stage.assert_same()
     assert [stage.heard_of(worker) for worker in range(2)] == [{0, 1}, {0, 1}]
-    assert not any(stage.peers[worker]._values or stage.peers[worker]._contributed for worker in range(2))
+    assert not any(stage.peers[worker].mesh._values or stage.peers[worker].mesh._contributed for worker in range(2))
 
 
 def test_a_round_completed_with_a_prepare_and_landed_elsewhere_is_told_to_the_main_thread() -> None:
@@ -309,7 +309,7 @@ def test_rounds_that_completed_out_of_order_are_not_lost_with_the_generation() -
     stage.deliver(1, 0)
     stage.turn(0)
     stage.turn(1)
-    assert all(sorted(stage.peers[worker]._ready) == [1] for worker in range(2))
+    assert all(sorted(stage.peers[worker].mesh._ready) == [1] for worker in range(2))
     stage.kill(2)
     stage.coordinate()
     stage.settle()
@@ -378,13 +378,13 @@ def test_what_compression_left_of_a_round_that_only_others_landed_is_still_owed(
     stage.turn(0)
     assert stage.landed() == [1, 0, 0]
     behind = stage.peers[1]
-    owed = behind._residual + 3 * behind._owner_residual
+    owed = behind.mesh.residuals.own + 3 * behind.mesh.residuals.owed
     stage.kill(2)
     stage.coordinate()
     stage.settle()
     assert stage.landed() == [1, 1]
     stage.assert_same()
-    assert torch.allclose(behind._residual + 2 * behind._owner_residual, owed, atol=1e-5)
+    assert torch.allclose(behind.mesh.residuals.own + 2 * behind.mesh.residuals.owed, owed, atol=1e-5)
 
 
 @pytest.mark.parametrize("falls_behind", [False, True], ids=["by the reference", "by one that fell behind"])
@@ -496,13 +496,15 @@ def test_what_an_owner_was_owed_for_a_sum_that_is_given_up_is_not_owed_any_more(
             stage.deliver(sender, receiver, "part")
     for worker in range(3):
         stage.turn(worker)
-    assert all(bool(stage.peers[worker]._owner_residual.any()) for worker in range(3))
+    assert all(bool(stage.peers[worker].mesh.residuals.owed.any()) for worker in range(3))
     stage.kill(2)
     stage.coordinate()
     stage.settle()
     assert stage.landed() == [1, 1]
     stage.assert_same()
-    owed = sum(stage.peers[worker]._residual + 2 * stage.peers[worker]._owner_residual for worker in range(2))
+    owed = sum(
+        stage.peers[worker].mesh.residuals.own + 2 * stage.peers[worker].mesh.residuals.owed for worker in range(2)
+    )
     contributed = -3 * gradient  # displacements x̃ − s of workers 0 and 1, from x̃ = 0
     assert torch.allclose(owed - 2 * stage.joints[0].model, contributed, atol=1e-5)
 
@@ -594,7 +596,7 @@ def test_a_mean_asked_for_again_in_a_new_generation_does_not_wait_for_the_newcom
 @pytest.mark.parametrize("header", [{"t": "want"}, {"t": "want", "g": "x"}, {"t": "state"}, {"t": "state", "g": 1}, {}])
 def test_a_malformed_message_from_a_peer_does_not_end_the_exchange(header: dict[str, Any]) -> None:
     stage = Stage(2, SparkNet())
-    stage.peers[0]._link.ready.append(Message(1, header))
+    stage.peers[0].mesh._link.ready.append(Message(1, header))
     for worker in range(2):
         stage.launch(worker, 1.0)
     stage.settle()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from thinwire.engine.resuming import worker_tree
 from thinwire.engine.signals import Landed
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ class Publisher:
         self.number = max(self.number, number)
         if save is not None:
             worker.replica.check()
-        own = worker.tree() if save is not None else None
+        own = worker_tree(worker) if save is not None else None
         self._pending.append(_Publication(number, model, joint, save, own, evaluate))
         self._average_buffers(f"buffers:{number}")
         self.resume()
@@ -281,7 +282,7 @@ class Publisher:
             worker.wait(lambda: number in worker.verdicts, "the final verdict", plan.conclude_s)
         self.number = number
         if plan.checkpoint_every is not None:
-            own = worker.tree()
+            own = worker_tree(worker)
             self._save(_Publication(number, model, worker.joint.tree(), self._name(number), own, False), buffers)
         for write in self._writes:
             write.result(timeout=plan.conclude_s)

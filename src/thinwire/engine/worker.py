@@ -64,16 +64,16 @@ class Worker:
         self._snapshots: dict[int, tuple[Fragment, Snapshot | None]] = {}
         self._spares = Spares(self.strategy.in_flight + 1)
         self._mean_gradient: Tensor | None = None
-        self._shares: dict[Fragment, tuple[int, int]] = {}
-        self._since = (0, time.monotonic(), 0.0)
+        self.shares: dict[Fragment, tuple[int, int]] = {}
+        self.since = (0, time.monotonic(), 0.0)
         self._needs_state = False
         self._stopping = False
         self._loss_total = 0.0
         self._reported = 0.0
         self._tuner = Tuner(self)
-        self._landed = self._adopted = joint.landed
+        self.landed = self.adopted = joint.landed
         self._handover = Handover(self)
-        self._caught_once = self._loaded = False
+        self._caught_once = self.loaded = False
 
     @property
     def alone(self) -> bool:
@@ -86,8 +86,8 @@ class Worker:
         """Trains until the shard's epochs are done or the run is stopped, then sees the run to its end."""
         self.exchange.start(self.replica.parameters.digest())
         self.wait(lambda: bool(self.members) and not self._needs_state, "a generation to form", self.plan.join_s)
-        if not self._loaded:
-            self._since = (self.meter.steps, time.monotonic(), 0.0)
+        if not self.loaded:
+            self.since = (self.meter.steps, time.monotonic(), 0.0)
         if self._goes_on():
             self._consider_round()
         for batch in self.batches.training(self.meter.position, self.plan.epochs):
@@ -120,7 +120,7 @@ class Worker:
                 self._take_snapshots()
         if not (together and self._gradients) or self._average_gradient(batch.num_rows):
             self.replica.update()
-        self._adopted = max(self._adopted, self._landed)
+        self.adopted = max(self.adopted, self.landed)
         self._loss_total += loss
         position = batch.position
         following = (position[0], position[1] + 1)
@@ -161,14 +161,14 @@ class Worker:
         if self._gradients:
             self.publisher.publish_deferred()
             return
-        behind = self.exchange.next_round >= self._adopted + self.strategy.in_flight
+        behind = self.exchange.next_round >= self.adopted + self.strategy.in_flight
         if self._needs_state or behind or not self._goes_on():
             return
         if self.strategy.due(self._progress()):
             self._launch(self.replica.vector)
 
     def _progress(self) -> Progress:
-        steps, since, loss = self._since
+        steps, since, loss = self.since
         return Progress(
             round=self.exchange.next_round,
             steps=self.meter.steps,
@@ -180,9 +180,9 @@ class Worker:
 
     def _launch(self, values: Tensor) -> None:
         round, fragment = self.exchange.claim()
-        steps, rows = self._shares.get(fragment, (0, 0))
+        steps, rows = self.shares.get(fragment, (0, 0))
         share = Share(round, self.meter.steps - steps, self.meter.rows - rows, self.lead)
-        self._shares[fragment] = (self.meter.steps, self.meter.rows)
+        self.shares[fragment] = (self.meter.steps, self.meter.rows)
         worked = share.steps > 0
         began = time.perf_counter()
         snapshot = Snapshot(fragment.of(values).detach(), self._spares.take(fragment.size)) if worked else None
@@ -190,7 +190,7 @@ class Worker:
             snapshot.take()
         self.meter.handled(time.perf_counter() - began, fragment.size / self.joint.size)
         self._send_off(round, fragment, snapshot, self.strategy.weight(share) if worked else 0.0)
-        self._since = (self.meter.steps, time.monotonic(), self._loss_total)
+        self.since = (self.meter.steps, time.monotonic(), self._loss_total)
         if self._barrier:
             self._await_round(round)
 
@@ -247,7 +247,7 @@ class Worker:
         for signal in self.exchange.signals(timeout_s):
             self._take(signal)
         if not self._needs_state:
-            self._handover.give(self._adopted)
+            self._handover.give(self.adopted)
 
     def _take(self, signal: Signal) -> None:
         if isinstance(signal, Landed):
@@ -268,7 +268,7 @@ class Worker:
 
     def _land(self, landed: Landed) -> None:
         fragment, snapshot = self._snapshots.pop(landed.round, (landed.fragment, None))
-        self._landed = landed.round + 1
+        self.landed = landed.round + 1
         base = landed.snapshot
         if base is None and snapshot is not None:
             base = snapshot.take()
@@ -292,7 +292,7 @@ class Worker:
             self.totals[worker] = max(self.totals.get(worker, 0), int(note.get("rows", 0)))
         mid_step = self._mean_gradient is not None
         if not mid_step:
-            self._adopted = self._landed
+            self.adopted = self.landed
         self.publisher.see(landed, mid_step=mid_step)
 
     def _form(self, formed: Formed) -> None:
@@ -317,7 +317,7 @@ class Worker:
         x = self.replica.vector
         landed = int(tree["joint"]["landed"])
         over = [self._snapshots.pop(r) for r in sorted(self._snapshots) if r < landed]
-        self._landed = self._adopted = landed
+        self.landed = self.adopted = landed
         with torch.no_grad():
             if self._gradients:
                 self.replica.load_shared(tree["replica"])
@@ -381,51 +381,10 @@ class Worker:
 
     def _contribute_the_rest(self) -> None:
         """Under a barrier, steps made since the last round would be lost: each fragment gets one more."""
-        if self._barrier and not self._gradients and not self.alone and self.meter.steps > self._since[0]:
+        if self._barrier and not self._gradients and not self.alone and self.meter.steps > self.since[0]:
             for _ in range(self.joint.cuts.newest.count):
                 self._launch(self.replica.vector)
 
     def _account_for(self) -> None:
         self._report(time.monotonic())
         self.exchange.flush()
-
-    # -- checkpoints ------------------------------------------------------------------------------------------------
-
-    def tree(self) -> dict[str, Any]:
-        """Everything of this worker that a checkpoint holds."""
-        return {
-            "replica": self.replica.tree(),
-            "worker": [v.detach().cpu().clone() if isinstance(v, Tensor) else v for v in self.state.whole()],
-            "meter": self.meter.tree(),
-            "residuals": self.exchange.residuals(),
-            "shares": [[f.start, f.stop, s, r] for f, (s, r) in self._shares.items()],
-            "since_steps": self._since[0],
-            "totals": {str(k): v for k, v in self.totals.items()},
-            "publisher": self.publisher.tree(),
-        }
-
-    def load(self, joint: dict[str, Any], own: dict[str, Any] | None) -> None:
-        """Goes on from a checkpoint; without a part of its own a worker starts from the joint model."""
-        self.joint.load(joint["joint"])
-        self._landed = self._adopted = self.joint.landed
-        if own is None:
-            if self._gradients:
-                self.replica.load_shared(joint["replica"])
-            else:
-                assert self.joint.model is not None
-                with torch.no_grad():
-                    self.replica.vector.copy_(self.joint.model)
-                self.state.open(self.replica.vector)
-            self.publisher.load(joint["publisher"])
-            return
-        self.replica.load(own["replica"])
-        device = self.replica.vector.device
-        fresh = [v.to(device) if isinstance(v, Tensor) else v for v in own["worker"]]
-        self.state.put(type(self.state.whole())(*fresh))
-        self.meter.load(own["meter"])
-        self.exchange.restore_residuals(own["residuals"])
-        self._shares = {Fragment(a, b): (s, r) for a, b, s, r in own["shares"]}
-        self._since = (int(own["since_steps"]), time.monotonic(), 0.0)
-        self._loaded = True
-        self.totals = {int(k): int(v) for k, v in own["totals"].items()}
-        self.publisher.load(own["publisher"])

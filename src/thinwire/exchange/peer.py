@@ -1,56 +1,26 @@
-"""A worker's exchange thread: rounds, generations, heartbeats. Stepping goes on beside it.
+"""A worker's exchange thread. Stepping goes on beside it.
 
-The main thread hands in snapshots and takes out signals, both through queues; the joint state is merged here.
-
-How a generation begins, and why nothing is lost on the way::
-
-    1. coordinator: prepare(g)     every worker stops merging and answers with the rounds it has landed
-    2. coordinator: commit(g)      members, the reference (who landed most) and its count L
-    3. worker that landed L        launches its open rounds again, among the new members
-       worker behind, or new       asks the reference for the joint state; meanwhile it takes part in rounds with
-                                   no contribution, so that nobody waits for it, and keeps their means
-    4. the state arrives           it is loaded, the kept means after it are merged: this worker holds what all hold
+The main thread hands in snapshots and takes out signals, both through queues; `thinwire.exchange.mesh` is what turns.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-import time
-from collections import deque
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from thinwire.engine.joint import JointState
-from thinwire.engine.ports import COORDINATOR, Header, Link, Message
-from thinwire.engine.signals import Asked, Averaged, Broken, Caught, Formed, Landed, Signal, Told
+from thinwire.engine.ports import COORDINATOR, Header, Link
+from thinwire.engine.signals import Broken, Signal
 from thinwire.engine.snapshot import Snapshot
-from thinwire.engine.spares import Spares
-from thinwire.errors import ProtocolError, TimedOutError
-from thinwire.exchange.rounds import Completed, Lane, Launch, Rounds
+from thinwire.exchange.mesh import Mesh
+from thinwire.exchange.rounds import Launch
+from thinwire.exchange.seat import Seat, Trees
 from thinwire.parameters import Fragment
-from thinwire.rules.compression import codec, warm_up
 
-STATE_CHUNK_BYTES = 4 << 20
-BEAT_S = 0.5
-
-
-class Seat(NamedTuple):
-    """Who this worker is, and what it says of itself when it joins."""
-
-    worker: int
-    attempt: int
-    hello: dict[str, Any]
-
-
-class Trees(NamedTuple):
-    """How trees become bytes and back; the checkpoint format, handed in."""
-
-    encode: Callable[[object], bytes]
-    decode: Callable[[bytes], object]
+__all__ = ["MeshPeer", "Seat", "Trees"]
 
 
 class MeshPeer:
@@ -67,52 +37,14 @@ class MeshPeer:
         fresh: bool = True,
         silence_s: float = 30.0,
     ) -> None:
-        self._link, self._seat, self._joint, self._trees = link, seat, joint, trees
-        self._codec_name, self._silence_s = codec_name, silence_s
-        strategy = joint.strategy
-        self._resend = strategy.settles and strategy.quorum < 1.0
-        self._residual: Tensor | None = None
-        self._owner_residual: Tensor | None = None
-        self._rounds = Rounds(
-            seat.worker,
-            self._send,
-            self._lane,
-            quorum=strategy.quorum,
-            grace_s=strategy.grace_s,
-            longest=joint.size + (1 << 24),  # one-off means, of buffers say, may be longer than the model
-        )
-        self._signals: queue.SimpleQueue[Signal] = queue.SimpleQueue()
-        self._commands: deque[Callable[[], None]] = deque()
-        self._numbering = threading.Lock()
-        self._next_round = joint.landed
-        self._claimed: set[int] = set()
-        """Rounds whose snapshots are on the way from the main thread."""
-        self._ready: dict[int, Completed] = {}
-        self._contributed: set[int] = set()
-        self._values: dict[int, Tensor] = {}
-        self._spares = Spares(strategy.in_flight)
-        self._averaged: set[str] = set()
-        self._caught_published = 0
-        self._state_chunks: dict[int, bytes] = {}
-        self._wants: list[tuple[int, int]] = []
-        self._agreed = (-1, 0)
-        """This generation's reference, and the rounds that it had landed."""
-        self._held: deque[Launch] = deque()
-        self._fresh, self._needs_state = fresh, False
-        self._frozen = True
-        self._following = False
-        self._digest = ""
-        self._progress: dict[str, Any] = {}
-        self._last_beat = self._heard = time.monotonic()
+        self._link, self._trees = link, trees
+        self.mesh = Mesh(link, seat, joint, codec_name=codec_name, trees=trees, fresh=fresh, silence_s=silence_s)
         self._stopping = threading.Event()
-        self.bytes_sent = 0
         self._thread = threading.Thread(target=self._run, name=f"exchange-{seat.worker}", daemon=True)
-
-    # -- for the main thread ----------------------------------------------------------------------------------------
 
     def start(self, digest: str) -> None:
         """Joins the run; `digest` tells whether this replica starts equal to the others."""
-        self._digest = digest
+        self.mesh.digest = digest
         self._thread.start()
 
     @property
@@ -120,79 +52,56 @@ class MeshPeer:
         return self._thread.ident is not None
 
     @property
+    def bytes_sent(self) -> int:
+        return self.mesh.bytes_sent
+
+    @property
     def quiet(self) -> bool:
         """Whether no signal waits; cheap enough for every step."""
-        return self._signals.empty()
+        return self.mesh.signals.empty()
 
     def signals(self, timeout_s: float = 0.0) -> list[Signal]:
         """Signals that have come, after waiting at most so long for the first."""
         found: list[Signal] = []
         try:
             if timeout_s > 0:
-                found.append(self._signals.get(timeout=timeout_s))
+                found.append(self.mesh.signals.get(timeout=timeout_s))
             while True:
-                found.append(self._signals.get_nowait())
+                found.append(self.mesh.signals.get_nowait())
         except queue.Empty:
             return found
 
     def claim(self) -> tuple[int, Fragment]:
         """The number and fragment of the round this worker is to launch next."""
-        with self._numbering:
-            round = self._next_round
-            self._next_round += 1
-            self._claimed.add(round)
-        return round, self._joint.fragment(round)
+        return self.mesh.claim()
 
     @property
     def next_round(self) -> int:
-        with self._numbering:
-            return self._next_round
+        return self.mesh.next_round
 
     def launch(
         self, round: int, fragment: Fragment, snapshot: Snapshot | Tensor | None, weight: float, note: dict[str, Any]
     ) -> None:
-        """Contributes a snapshot to a claimed round: one to be taken, or a tensor that no longer changes, or nothing."""
-
-        def act() -> None:
-            name = self._joint.cuts.at(round).setting.codec or self._codec_name
-            values = None
-            if snapshot is not None and weight > 0:
-                spare = self._spares.take(fragment.size)
-                taken = snapshot.take() if isinstance(snapshot, Snapshot) else snapshot
-                values = self._joint.contribution(fragment, taken, out=spare)
-                if values is spare:  # until the round has landed: it may have to be launched again
-                    self._values[round] = spare
-            with self._numbering:
-                self._claimed.discard(round)
-            self._launch(Launch(f"train:{round}", fragment, name, values, weight, note))
-
-        self._command(act)
+        """Contributes to a claimed round: a snapshot to be taken, a tensor that no longer changes, or nothing."""
+        self.mesh.command(lambda: self.mesh.contribute(round, fragment, snapshot, weight, note))
 
     def average(self, key: str, values: Tensor, weight: float, note: dict[str, Any]) -> None:
         """Asks for a one-off float32 mean over all workers, under a key that all of them use."""
-        whole = Fragment(0, values.numel())
-        self._command(lambda: self._launch(Launch(key, whole, "float32", values, weight, note)))
+        launch = Launch(key, Fragment(0, values.numel()), "float32", values, weight, note)
+        self.mesh.command(lambda: self.mesh.launch(launch))
 
     def follow(self, following: bool) -> None:
         """Takes part in rounds without contributing, from now on or no longer."""
 
         def act() -> None:
-            self._following = following
+            self.mesh.following = following
 
-        self._command(act)
+        self.mesh.command(act)
 
     def donate(self, peer: int, tree: dict[str, Any]) -> None:
         """Sends the joint state to a peer that asked."""
-        data = self._trees.encode(tree)
-
-        def act() -> None:
-            count = max(1, -(-len(data) // STATE_CHUNK_BYTES))
-            for index in range(count):
-                piece = data[index * STATE_CHUNK_BYTES : (index + 1) * STATE_CHUNK_BYTES]
-                header = self._stamped("state") | {"i": index, "n": count}
-                self._send(peer, header, memoryview(piece))
-
-        self._command(act)
+        data = self.encode(tree)
+        self.mesh.command(lambda: self.mesh.hand_over(peer, data))
 
     def encode(self, tree: object) -> bytes:
         """A tree as bytes, in the form of checkpoints."""
@@ -200,26 +109,23 @@ class MeshPeer:
 
     def report(self, header: Header, payload: memoryview | None = None) -> None:
         """Tells the coordinator something."""
-        self._command(lambda: self._link.send(COORDINATOR, header, payload))
+        self.mesh.command(lambda: self._link.send(COORDINATOR, header, payload))
 
     def progress(self, values: dict[str, Any]) -> None:
         """What the next heartbeat says."""
-        self._progress = values
+        self.mesh.progress = values
 
     def flush(self) -> None:
         """Sends a heartbeat with the newest progress now, ahead of what is reported next."""
-        self._command(self._beat)
+        self.mesh.command(self.mesh.beat)
 
     def residuals(self) -> list[Tensor] | None:
         """What compression has left unsent, for a checkpoint; only while no round is open."""
-        if self._residual is None or self._owner_residual is None:
-            return None
-        return [self._residual.clone(), self._owner_residual.clone()]
+        return self.mesh.residuals.tree()
 
     def restore_residuals(self, values: list[Tensor] | None) -> None:
         """Puts back what a checkpoint holds; before `start`."""
-        if values is not None:
-            self._residual, self._owner_residual = values[0].clone(), values[1].clone()
+        self.mesh.residuals.load(values)
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Sends what is queued and ends the thread."""
@@ -228,299 +134,13 @@ class MeshPeer:
             self._link.wake()
             self._thread.join(timeout_s)
 
-    # -- the thread -------------------------------------------------------------------------------------------------
-
     def _run(self) -> None:
         try:
-            self._warm_up()
-            seat = self._seat
-            self._link.send(COORDINATOR, {"t": "join", "a": seat.attempt, "address": self._link.address, **seat.hello})
+            self.mesh.join()
             while not self._stopping.is_set():
-                self._turn()
-            while self._commands:
-                self._commands.popleft()()
-            self._beat()
+                self.mesh.turn()
+            self.mesh.finish()
         except Exception as error:  # the main thread raises it
-            self._signals.put(Broken(error))
+            self.mesh.signals.put(Broken(error))
         finally:
             self._link.close()
-
-    def _warm_up(self) -> None:
-        """Loads the codec's loops before training starts to need the processor."""
-        for name in {self._joint.cuts.newest.setting.codec or self._codec_name}:
-            warm_up(codec(name))
-
-    def _turn(self) -> None:
-        for message in self._link.receive(0.05):
-            if message.sender == COORDINATOR:
-                self._heard = time.monotonic()
-                self._from_coordinator(message.header)
-            else:
-                try:
-                    self._from_peer(message)
-                except (KeyError, TypeError, ValueError, OverflowError):
-                    self._rounds.refused += 1
-        while self._commands:
-            self._commands.popleft()()
-        if not self._frozen:
-            self._follow()
-            self._rounds.tick()
-            self._take_up_completed()
-        now = time.monotonic()
-        if now - self._last_beat >= BEAT_S:
-            self._beat()
-        if now - self._heard > self._silence_s:
-            raise TimedOutError(
-                f"worker {self._seat.worker} has heard nothing from the coordinator for {self._silence_s:.0f} s; "
-                "it has probably ended, so this worker ends too"
-            )
-
-    def _beat(self) -> None:
-        self._last_beat = time.monotonic()
-        header: Header = {"t": "beat", "a": self._seat.attempt, "landed": self._joint.landed}
-        header["waiting"] = self._rounds.waiting_for()
-        header["refused"] = self._rounds.refused + getattr(self._link, "refused", 0)
-        header["bytes"] = self.bytes_sent
-        header["progress"] = self._progress
-        self._link.send(COORDINATOR, header)
-
-    def _command(self, act: Callable[[], None]) -> None:
-        self._commands.append(act)
-        self._link.wake()
-
-    def _send(self, peer: int, header: Header, payload: memoryview | None) -> None:
-        self.bytes_sent += 0 if payload is None else payload.nbytes
-        self._link.send(peer, header, payload)
-
-    def _stamped(self, kind: str) -> Header:
-        return {"t": kind, "g": self._rounds.generation, "a": self._seat.attempt}
-
-    # -- generations ------------------------------------------------------------------------------------------------
-
-    def _from_coordinator(self, header: Header) -> None:
-        kind = header["t"]
-        if kind == "prepare":
-            if not self._frozen:  # what is complete counts as landed: nobody will launch it again
-                self._take_up_completed()
-            self._frozen = True
-            answer = {
-                "t": "prepared",
-                "a": self._seat.attempt,
-                "g": header["g"],
-                "landed": self._joint.landed,
-                "fresh": self._fresh or self._needs_state,
-                "digest": self._digest,
-            }
-            self._link.send(COORDINATOR, answer)
-        elif kind == "commit":
-            self._commit(header)
-        elif kind != "pong":
-            self._signals.put(Told(header))
-
-    def _commit(self, header: Header) -> None:
-        me = self._seat.worker
-        attempts = {int(k): int(v["attempt"]) for k, v in header["members"].items()}
-        self._link.connect({int(k): v["address"] for k, v in header["members"].items() if int(k) != me})
-        reference, landed = self._agreed = int(header["reference"]), int(header["landed"])
-        before = self._rounds.members  # none yet in a run that goes on from a checkpoint
-        given_up = self._rounds.configure(int(header["g"]), attempts, lambda key: _before(key, landed))
-        self._share_owner_residual(before)  # after the sums of rounds given up are undone
-        for round in [r for r in {*self._values, *self._contributed} if r < landed]:
-            self._forget(round)
-        fresh = self._fresh or self._needs_state
-        equal = landed == 0 and header["digest"] == self._digest
-        self._needs_state = me != reference and ((fresh and not equal) or (not fresh and self._joint.landed != landed))
-        self._fresh = False
-        self._frozen = False
-        self._state_chunks = {}
-        self._ready = {}
-        if self._needs_state:
-            self._send(reference, self._stamped("want"), None)
-        mine = header["members"][str(me)]
-        self._signals.put(
-            Formed(
-                generation=int(header["g"]),
-                members=self._rounds.members,
-                lead=me == self._rounds.members[0],
-                needs_state=self._needs_state,
-                position=tuple(mine["position"]) if mine.get("position") else None,
-                steps=int(mine.get("steps", 0)),
-                totals={int(k): int(v) for k, v in header["totals"].items()},
-            )
-        )
-        self._relaunch(given_up, landed)
-        self._answer_wants()
-
-    def _relaunch(self, given_up: list[Launch], landed: int) -> None:
-        """Rounds that nobody landed start again; those that the reference landed are over."""
-        held, self._held = self._held, deque()
-        again = [launch for launch in [*given_up, *held] if not _before(launch.key, landed)]
-        with self._numbering:
-            self._next_round = max(self._next_round, landed)
-            known = {_train_number(launch.key) for launch in again} | self._claimed
-            gone = [] if self._needs_state else [r for r in range(landed, self._next_round) if r not in known]
-        for round in gone:  # dropped for a joint state that had them, and was lost with its holder: land without it
-            name = self._joint.cuts.at(round).setting.codec or self._codec_name
-            again.append(Launch(f"train:{round}", self._joint.fragment(round), name, None, 0.0, {}))
-        for launch in sorted(again, key=lambda launch: _train_number(launch.key) or 0):
-            self._start_round(launch)
-
-    def _share_owner_residual(self, before: tuple[int, ...]) -> None:
-        """What this worker's slices were still owed goes into its own contributions: slices change hands now."""
-        if before and self._owner_residual is not None and self._residual is not None:
-            self._residual.add_(self._owner_residual, alpha=len(before))
-            self._owner_residual.zero_()
-
-    # -- peers ------------------------------------------------------------------------------------------------------
-
-    def _from_peer(self, message: Message) -> None:
-        kind = message.header["t"]
-        if kind in ("part", "sum", "open"):
-            if not (self._frozen and message.header.get("g") == self._rounds.generation):
-                self._rounds.receive(message.sender, message.header, message.payload)
-        elif kind == "want":
-            self._wants.append((int(message.header["g"]), message.sender))
-            self._answer_wants()
-        elif kind == "state" and not self._frozen and message.header.get("g") == self._rounds.generation:
-            self._take_state(message)
-
-    def _answer_wants(self) -> None:
-        """Passes requests on to the main thread; one from a generation not heard of yet waits for its commit."""
-        now = [peer for g, peer in self._wants if g == self._rounds.generation and not self._frozen]
-        self._wants = [(g, peer) for g, peer in self._wants if g >= self._rounds.generation and peer not in now]
-        for peer in now:
-            self._signals.put(Asked(peer))
-
-    def _take_state(self, message: Message) -> None:
-        if not self._needs_state or message.payload is None or message.sender != self._agreed[0]:
-            return  # from another than the reference: pieces of two states must not be mixed
-        self._state_chunks[int(message.header["i"])] = bytes(message.payload)
-        if len(self._state_chunks) < int(message.header["n"]):
-            return
-        data = b"".join(self._state_chunks[i] for i in sorted(self._state_chunks))
-        self._state_chunks = {}
-        tree = self._trees.decode(data)
-        if not isinstance(tree, dict):
-            raise ProtocolError(f"worker {message.sender} sent a joint state that is not one")
-        if int(tree["joint"]["landed"]) < self._agreed[1]:
-            return  # copied before this generation: rounds between are nobody's to launch again, a newer one comes
-        old = None if self._joint.model is None else self._joint.model.clone()
-        self._joint.load(tree["joint"])
-        self._needs_state = False
-        self._caught_published = int(tree.get("published", 0))
-        with self._numbering:
-            self._next_round = max(self._next_round, self._joint.landed)
-        self._signals.put(Caught(tree, old))
-        for round in [r for r in self._ready if r < self._joint.landed]:
-            self._forget(round)
-
-    # -- rounds -----------------------------------------------------------------------------------------------------
-
-    def _lane(self, key: str, name: str) -> Lane:
-        chosen = codec(name)
-        if _train_number(key) is None:
-            return Lane(chosen)
-        if not (chosen.lossy or self._resend):
-            return Lane(chosen)
-        if self._residual is None or self._owner_residual is None:
-            self._residual = torch.zeros(self._joint.size)
-            self._owner_residual = torch.zeros(self._joint.size)
-        return Lane(chosen, self._residual, self._owner_residual, self._resend)
-
-    def _launch(self, launch: Launch) -> None:
-        if self._frozen:
-            self._held.append(launch)
-        else:
-            self._start_round(launch)
-
-    def _start_round(self, launch: Launch) -> None:
-        round = _train_number(launch.key)
-        if self._rounds.launch(launch) and round is not None and launch.values is not None:
-            self._contributed.add(round)
-
-    def _follow(self) -> None:
-        wanted = self._rounds.wanted()
-        if not wanted:
-            return
-        trains = sorted(r for r in (_train_number(key) for key, _, _ in wanted) if r is not None)
-        for key, fragment, name in wanted:
-            round = _train_number(key)
-            if round is None:
-                publication = _number(key, "buffers")  # the main thread has no part in those before it caught up
-                over = publication is not None and publication <= self._caught_published
-                follow = self._needs_state or key in self._averaged or over
-            else:
-                behind = self._resend and round != trains[-1]  # a quorum went on without this worker
-                follow = self._needs_state or self._following or behind
-            if not follow:
-                continue
-            with self._numbering:
-                if round is not None:
-                    if round < self._next_round and not self._following and not self._needs_state:
-                        continue  # claimed by the main thread: its snapshot is on the way
-                    self._next_round = max(self._next_round, round + 1)
-            self._rounds.launch(Launch(key, fragment, name, None, 0.0, dict(self._progress.get("note", {}))))
-
-    def _take_up_completed(self) -> None:
-        for done in self._rounds.completed():
-            round = _train_number(done.key)
-            if round is None:
-                self._averaged.add(done.key)
-                self._rounds.settle(done.key)
-                self._signals.put(Averaged(done.key, done.mean, done.notes))
-            else:
-                self._ready[round] = done
-                if round < self._joint.landed:  # the joint state that came from a peer had it already
-                    self._forget(round)
-        self._land_ready()
-
-    def _forget(self, round: int) -> None:
-        """Lets go of a round that is over."""
-        self._ready.pop(round, None)
-        self._contributed.discard(round)
-        self._rounds.settle(f"train:{round}")
-        if (values := self._values.pop(round, None)) is not None:
-            self._spares.give(values)
-
-    def _land_ready(self) -> None:
-        while not self._needs_state and self._joint.landed in self._ready:
-            round = self._joint.landed
-            done, own = self._ready[round], round in self._contributed
-            snapshot = None if own else self._joint.old_model(done.fragment)
-            reply = self._joint.land(round, done.fragment, done.mean, out=done.mean)
-            self._forget(round)
-            publish = save = False
-            for note in done.notes.values():
-                if "setting" in note:
-                    self._joint.change(note["setting"], int(note["since"]))
-                publish |= "publish" in note
-                save |= "save" in note
-            model = self._joint.model
-            self._signals.put(
-                Landed(
-                    round=round,
-                    fragment=done.fragment,
-                    reply=reply,
-                    snapshot=snapshot,
-                    notes=done.notes,
-                    model=model.clone() if publish and model is not None else None,
-                    joint=self._joint.tree() if save else None,
-                    seconds=done.seconds,
-                    size_bytes=done.size_bytes,
-                )
-            )
-
-
-def _before(key: str, landed: int) -> bool:
-    """Whether a training round is one of the first `landed`."""
-    round = _train_number(key)
-    return round is not None and round < landed
-
-
-def _train_number(key: str) -> int | None:
-    return _number(key, "train")
-
-
-def _number(key: str, kind: str) -> int | None:
-    found, _, number = key.partition(":")
-    return int(number) if found == kind and number.isdecimal() else None
