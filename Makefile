@@ -22,7 +22,8 @@ layers: $(STAMP)
 	$(BIN)/lint-imports --no-cache
 
 tests: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest tests/rules src/thinwire/rules --cov=thinwire.rules --cov-fail-under=100 --cov-report=term-missing:skip-covered
+	$(BIN)/python -m pytest --ignore=tests/rules --ignore=src/thinwire/rules
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

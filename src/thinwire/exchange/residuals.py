@@ -19,7 +19,7 @@ class Residuals:
         self.owed: Tensor | None = None
 
     def lane(self, key: str, name: str) -> Lane:
-        """How a round is packed: training rounds with feedback where something can be left over, other means without."""
+        """How a round is packed: training rounds with feedback where something can be left over, others without."""
         chosen = codec(name)
         if train_number(key) is None or not (chosen.lossy or self._resend):
             return Lane(chosen)
