@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from thinwire.cluster.local import Local
-    from thinwire.engine.membership import Deadlines
+    from thinwire.engine.deadlines import Deadlines
     from thinwire.engine.stopping import EarlyStopping
     from thinwire.session import Result, fit
     from thinwire.strategies import MPCA, DiLoCo, Relay, SparkNet, Strategy, Synchronous
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 _HOMES = {
-    "Deadlines": "thinwire.engine.membership",
+    "Deadlines": "thinwire.engine.deadlines",
     "DiLoCo": "thinwire.strategies",
     "EarlyStopping": "thinwire.engine.stopping",
     "Local": "thinwire.cluster.local",

@@ -64,6 +64,19 @@ class GenerationFormed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RoundStalled(Event):
+    """No round landed for so long while a worker waits for some: the same members launch them again."""
+
+    kind: ClassVar[str] = "round_stalled"
+    worker: int
+    host: str
+    rounds: tuple[str, ...]
+    waited_for: tuple[int, ...]
+    hosts: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rejoined(Event):
     """A worker took the joint state over from a peer; `digest` is of the model it starts from."""
 

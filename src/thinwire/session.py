@@ -18,7 +18,7 @@ from thinwire.checkpoint import CheckpointStore, Manifest, write_file
 from thinwire.cluster import Local
 from thinwire.data import open_source, split
 from thinwire.driver import Run
-from thinwire.engine.membership import Deadlines
+from thinwire.engine.deadlines import Deadlines
 from thinwire.engine.outcome import Policy
 from thinwire.engine.plan import WorkerPlan
 from thinwire.engine.ports import Hub, Wire
@@ -180,6 +180,7 @@ def fit(
             checkpoint_every=None if store is None else checkpoint_every or "auto",
             keeps_best=stop is not None if restore_best is None else restore_best,
             codec=codec,
+            deadlines=deadlines or Deadlines(),
         )
         hub, wire = _wire(where)
         job = Job(

@@ -19,7 +19,7 @@ import torch
 
 from thinwire import errors, events, recipe
 from thinwire.cli.main import parser
-from thinwire.engine.membership import Deadlines
+from thinwire.engine.deadlines import Deadlines
 from thinwire.models import ZOO
 from thinwire.replicas.objectives import LOSSES, METRICS, OPTIMIZERS, SCHEDULERS
 from thinwire.rules.compression import CODECS

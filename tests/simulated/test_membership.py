@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from thinwire.engine.membership import Deadlines, Lost, Membership, Send
+from thinwire.engine.deadlines import Deadlines
+from thinwire.engine.membership import Bereft, Decision, Lost, Membership, Send, Stalled
 
 QUICK = Deadlines(start_s=60.0, silence_s=10.0, prepare_s=5.0, rejoin_s=30.0, settle_s=0.5)
 
@@ -20,11 +21,11 @@ def answer(attempt: int, generation: int, *, landed: int = 0, fresh: bool = True
     return {"a": attempt, "g": generation, "landed": landed, "fresh": fresh, "digest": digest}
 
 
-def sent(decisions: list[Send | Lost], kind: str) -> list[Send]:
+def sent(decisions: list[Decision], kind: str) -> list[Send]:
     return [d for d in decisions if isinstance(d, Send) and d.header["t"] == kind]
 
 
-def lost(decisions: list[Send | Lost]) -> list[tuple[int, int]]:
+def lost(decisions: list[Decision]) -> list[tuple[int, int]]:
     return [(d.worker, d.attempt) for d in decisions if isinstance(d, Lost)]
 
 
@@ -117,7 +118,7 @@ def test_answers_to_an_older_call_or_of_another_attempt_do_not_count() -> None:
     assert members.prepared(answer(0, 1), 0, 3.0) == []
     assert members.prepared(answer(0, 2), 1, 3.0) == []
     assert members.prepared(answer(1, 2), 1, 3.0) == []
-    assert len(sent(members.prepared(answer(0, 2), 0, 3.0), "commit")) == 2
+    assert len(sent(members.prepared(answer(0, 2, fresh=False), 0, 3.0), "commit")) == 2
 
 
 def test_a_join_while_answers_come_in_starts_the_call_again() -> None:
@@ -237,6 +238,53 @@ def test_who_was_never_called_is_not_lost_for_another_who_did_not_answer() -> No
     assert lost(members.tick(8.1)) in ([], [(1, 0)])
 
 
+def beat_waiting(members: Membership, now: float, landed: int, *, waiting: bool = True) -> None:
+    for seat in members.seats.values():
+        header = {"a": seat.attempt, "landed": landed, "waiting": {"train:7": [2]} if waiting else {}}
+        assert members.beat(header, seat.worker, now)
+
+
+def test_rounds_that_do_not_land_make_the_same_members_form_a_generation_anew() -> None:
+    members = formed(3)
+    for now in range(2, 22):
+        beat_waiting(members, now, landed=0)
+        assert members.tick(now) == [], f"after {now} s"
+    beat_waiting(members, 22.0, landed=0)
+    assert members.tick(22.0) == [Stalled(0, 20.0, {"train:7": [2]})]
+    assert len(sent(members.tick(22.5), "prepare")) == 3
+    for worker in range(3):
+        committed = members.prepared(answer(0, 2, fresh=False), worker, 22.6)
+    assert len(sent(committed, "commit")) == 3
+
+
+def test_each_new_start_in_vain_doubles_the_wait_for_the_next_until_a_round_lands() -> None:
+    members = formed(2)
+    stalls = []
+    for tenth in range(20, 2200):
+        now = tenth / 10
+        landed = 0 if now < 150 else 1
+        beat_waiting(members, now, landed=landed)
+        stalls += [now for d in members.tick(now) if isinstance(d, Stalled)]
+        for seat in list(members.seats.values()):
+            if seat.prepared != members.generation:
+                again = answer(0, members.generation, landed=landed, fresh=False)
+                members.prepared(again, seat.worker, now)
+    gaps = [round(b - a) for a, b in zip([2.0, *stalls], stalls, strict=False)]
+    assert gaps[:2] == [20, 40]
+    assert gaps[2] == 80
+    assert stalls[3] == pytest.approx(170, abs=1)
+
+
+def test_a_round_that_lands_or_nothing_to_wait_for_is_no_stall() -> None:
+    members = formed(2)
+    for now in range(2, 100):
+        beat_waiting(members, now, landed=now // 15)
+        assert members.tick(now) == []
+    for now in range(100, 200):
+        beat_waiting(members, now, landed=0, waiting=now % 15 != 0)
+        assert members.tick(now) == []
+
+
 def test_all_may_leave_and_come_back() -> None:
     members = formed(2)
     for worker in range(2):
@@ -244,6 +292,7 @@ def test_all_may_leave_and_come_back() -> None:
     assert members.tick(3.0) == []
     members.join(hello(1), 0, 20.0)
     assert [s.worker for s in sent(members.tick(21.0), "prepare")] == [0]
+    assert members.prepared(answer(1, 2, fresh=True), 0, 21.5) == [Bereft((0,))], "the joint model went with them"
 
 
 # -- random lives -----------------------------------------------------------------------------------------------------
@@ -262,7 +311,7 @@ class World:
         self.answered: dict[tuple[int, int], dict[str, Any]] = {}
         self.left: set[tuple[int, int]] = set()
 
-    def take(self, decisions: list[Send | Lost]) -> None:
+    def take(self, decisions: list[Decision]) -> None:
         commits = sent(decisions, "commit")
         for send in sent(decisions, "prepare"):
             self.called[send.worker, send.attempt] = send.header["g"]

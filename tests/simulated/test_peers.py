@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from thinwire.checkpoint import decode, encode
+from thinwire.engine.deadlines import Deadlines
 from thinwire.engine.joint import JointState, slice_state, write_state
-from thinwire.engine.membership import Deadlines, Membership, Send
+from thinwire.engine.membership import Membership, Send
 from thinwire.engine.signals import Asked, Broken, Caught, Formed, Landed
 from thinwire.exchange.memory import MemoryHub, MemoryLink, Room
 from thinwire.exchange.peer import MeshPeer, Seat, Trees

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from thinwire.checkpoint import decode, encode
+from thinwire.engine.deadlines import Deadlines
 from thinwire.engine.joint import JointState
-from thinwire.engine.membership import Deadlines, Membership, Send
+from thinwire.engine.membership import Membership, Send
 from thinwire.engine.ports import COORDINATOR, Message
 from thinwire.engine.signals import Asked, Averaged, Caught, Landed, Signal
 from thinwire.exchange.peer import MeshPeer, Seat, Trees
@@ -89,6 +90,13 @@ class Stage:
                 if message.header["t"] == "prepared":
                     self._decide(self.membership.prepared(message.header, worker, self.now))
         self._decide(self.membership.tick(self.now))
+
+    def beat(self) -> None:
+        """Every peer says that it lives, and what it waits for."""
+        for worker, peer in self.peers.items():
+            peer.mesh.beat()
+            for message in self.wires.pop((worker, COORDINATOR), ()):
+                self.membership.beat(message.header, worker, self.now)
 
     def _decide(self, decisions: Any) -> None:
         for decision in decisions:
@@ -613,3 +621,41 @@ def test_a_snapshot_comes_with_a_reply_only_where_this_worker_did_not_contribute
     assert found[0].snapshot is None
     assert torch.equal(found[1].snapshot, torch.zeros(SIZE))
     assert all(torch.equal(s.reply, torch.full((SIZE,), 4.0)) for s in found)
+
+
+def test_a_round_whose_message_a_broken_connection_lost_is_launched_again() -> None:
+    stage = Stage(3, SparkNet())
+    for worker in range(3):
+        stage.launch(worker, worker + 1.0)
+        stage.turn(worker)
+    stage.wires.pop((1, 0))  # worker 0 will never hear of these
+    stage.settle()
+    assert stage.landed() == [0, 0, 0]
+    stage.beat()
+    stage.now += stage.membership.deadlines.stall_s
+    stage.beat()
+    stage.settle()
+    assert stage.membership.generation == 2
+    assert stage.landed() == [1, 1, 1]
+    stage.assert_same()
+    assert all(stage.heard_of(worker) == {0} for worker in range(3))
+
+
+def test_a_worker_that_never_heard_of_the_commit_is_called_again() -> None:
+    stage = Stage(3, SparkNet())
+    stage.kill(2)
+    for worker in range(2):
+        stage.launch(worker, worker + 1.0)
+    stage.coordinate()
+    for worker in range(2):
+        stage.turn(worker)
+    stage.coordinate()  # commits
+    stage.peers[1].mesh._link.ready.clear()
+    stage.settle()
+    assert stage.landed() == [0, 0]
+    stage.beat()
+    stage.now += stage.membership.deadlines.stall_s
+    stage.beat()
+    stage.settle()
+    assert stage.landed() == [1, 1]
+    stage.assert_same()

@@ -15,8 +15,8 @@ import zmq
 
 from thinwire.checkpoint import decode, encode
 from thinwire.engine.coordinator import Coordinator
+from thinwire.engine.deadlines import Deadlines
 from thinwire.engine.joint import JointState
-from thinwire.engine.membership import Deadlines
 from thinwire.engine.outcome import Policy
 from thinwire.engine.ports import Exit
 from thinwire.engine.signals import Broken, Signal

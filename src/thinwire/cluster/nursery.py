@@ -242,8 +242,12 @@ def main() -> None:
     """Imports what workers need, then serves."""
     import importlib
 
+    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # Arrow's other allocators keep a thread, and forks want none
     for name in PRELOADED:
         importlib.import_module(name)
+    import torch
+
+    torch.set_num_threads(1)  # a pool of threads made here would be missing in the forks
     from thinwire.rules.compression import codec, warm_up
 
     for name in WARM_CODECS:

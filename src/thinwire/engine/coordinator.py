@@ -8,7 +8,7 @@ from typing import Any
 
 from thinwire import events
 from thinwire.engine.ledger import Ledger
-from thinwire.engine.membership import Lost, Membership, Send
+from thinwire.engine.membership import Bereft, Decision, Lost, Membership, Stalled
 from thinwire.engine.outcome import Outcome, Policy
 from thinwire.engine.ports import Commit, Exit, Header, Hub, Message, Workforce
 from thinwire.engine.stopping import Verdict
@@ -163,12 +163,20 @@ class Coordinator:
 
     # -- decisions --------------------------------------------------------------------------------------------------
 
-    def _act(self, decisions: Iterable[Send | Lost]) -> None:
+    def _act(self, decisions: Iterable[Decision]) -> None:
         committed = None
         for decision in decisions:
             if isinstance(decision, Lost):
                 self._lose(decision)
                 continue
+            if isinstance(decision, Stalled):
+                self._emit(self._stalled(decision))
+                continue
+            if isinstance(decision, Bereft):
+                raise LostWorkersError(
+                    "all workers that held the joint model were lost before their replacements had taken it over; "
+                    "go on from the last checkpoint with resume"
+                )
             self._hub.send(decision.worker, decision.attempt, decision.header)
             if decision.header["t"] == "commit":
                 committed = decision.header
@@ -216,12 +224,24 @@ class Coordinator:
                     f"Raise the cluster's max_restarts, or go on from the last checkpoint with resume."
                 )
 
+    def _stalled(self, stalled: Stalled) -> events.RoundStalled:
+        seats = self.membership.seats
+        waited_for = sorted({w for workers in stalled.waits_for.values() for w in workers})
+        return events.RoundStalled(
+            worker=stalled.worker,
+            host=seats[stalled.worker].host,
+            rounds=tuple(stalled.waits_for),
+            waited_for=tuple(waited_for),
+            hosts=tuple(seats[w].host if w in seats else "?" for w in waited_for),
+            seconds=round(stalled.seconds, 1),
+        )
+
     def _exited(self, gone: Exit) -> None:
         self._gone.add((gone.worker, gone.attempt))
         if gone.worker in self._left:
             return
         now = time.monotonic()
-        decisions = self.membership.lose(gone.worker, gone.attempt, gone.reason, now)
+        decisions: list[Decision] = self.membership.lose(gone.worker, gone.attempt, gone.reason, now)
         if not decisions and gone.worker not in self.membership.seats:
             decisions = [Lost(gone.worker, gone.attempt, f"{gone.reason} before it joined")]
         self._act(decisions)
@@ -238,10 +258,10 @@ class Coordinator:
                 self._trained_to = now
                 self._concluding_since = now
                 self._broadcast({"t": "conclude"})
-        elif now - self._concluding_since > self._policy.conclude_s:
+        elif now - self._concluding_since > self._policy.deadlines.conclude_s:
             slow = sorted(set(self.membership.seats) - self._left)
             raise TimedOutError(
-                f"workers {slow} did not end within {self._policy.conclude_s:.0f} s of the last step; "
+                f"workers {slow} did not end within {self._policy.deadlines.conclude_s:.0f} s of the last step; "
                 "look at their logs"
             )
         if not self.membership.seats and not self.membership.formed:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from thinwire.engine.deadlines import Deadlines
 from thinwire.engine.ports import Header
 
 
@@ -28,6 +29,23 @@ class Lost(NamedTuple):
     reason: str
 
 
+class Stalled(NamedTuple):
+    """Rounds that do not come to an end, and the workers they wait for."""
+
+    worker: int
+    seconds: float
+    waits_for: dict[str, list[int]]
+
+
+class Bereft(NamedTuple):
+    """Nobody who held the joint model is left."""
+
+    workers: tuple[int, ...]
+
+
+Decision = Send | Lost | Stalled | Bereft
+
+
 @dataclass
 class Seat:
     """A worker that is in, or on its way in."""
@@ -45,27 +63,15 @@ class Seat:
     prepared: int = 0
     called_at: float | None = None
     """Since when a call to a generation is unanswered."""
+    stalled_since: float | None = None
+    """Since when it waits for rounds and none lands."""
+    waits_for: dict[str, list[int]] = field(default_factory=dict)
+    """Its open rounds, and the workers that each still misses something from."""
     progress: Header = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Deadlines:
-    """Seconds after which waiting turns into an answer."""
-
-    start_s: float = 120.0
-    """Until the first generation forms with those who are there."""
-    silence_s: float = 15.0
-    """Without a heartbeat, until a worker counts as lost."""
-    prepare_s: float = 15.0
-    """Until a worker that does not answer a prepare counts as lost."""
-    rejoin_s: float = 120.0
-    """Until a lost worker's replacement is no longer waited for at the end of the run."""
-    settle_s: float = 0.05
-    """After a join or a loss, so that several at once make one generation."""
-
-
 class Membership:
-    """Seats by worker number. Every method takes the time; decisions come out as Send and Lost."""
+    """Seats by worker number. Every method takes the time; what is to be done comes out as decisions."""
 
     def __init__(self, workers: int, deadlines: Deadlines | None = None) -> None:
         self.workers = workers
@@ -82,13 +88,14 @@ class Membership:
         self._first_join: float | None = None
         self._changed_at: float | None = None
         self.formed = False
+        self._patience_s = self.deadlines.stall_s
 
-    def join(self, header: Header, worker: int, now: float) -> list[Send | Lost]:
+    def join(self, header: Header, worker: int, now: float) -> list[Decision]:
         """Takes a worker in; an older attempt than the newest known is told to leave."""
         attempt = int(header["a"])
         if not 0 <= worker < self.workers or attempt < self.attempts.get(worker, -1):
             return [Send(worker, attempt, {"t": "leave", "why": "a newer attempt has taken this place"})]
-        found: list[Send | Lost] = []
+        found: list[Decision] = []
         current = self.seats.get(worker)
         if current is not None and current.attempt != attempt:
             found += self.lose(worker, current.attempt, "replaced by a newer attempt", now)
@@ -107,7 +114,7 @@ class Membership:
         self._changed_at = now
         return found
 
-    def lose(self, worker: int, attempt: int, reason: str, now: float) -> list[Send | Lost]:
+    def lose(self, worker: int, attempt: int, reason: str, now: float) -> list[Decision]:
         """Gives a seat up."""
         seat = self.seats.get(worker)
         if seat is None or seat.attempt != attempt:
@@ -122,13 +129,20 @@ class Membership:
         if seat is None or seat.attempt != header["a"]:
             return False
         seat.last_seen = now
-        seat.landed = int(header.get("landed", seat.landed))
+        landed, seat.waits_for = int(header.get("landed", seat.landed)), header.get("waiting") or {}
+        if landed != seat.landed:
+            self._patience_s = self.deadlines.stall_s
+        if landed != seat.landed or not seat.waits_for:
+            seat.stalled_since = None
+        elif seat.stalled_since is None:
+            seat.stalled_since = now
+        seat.landed = landed
         if header.get("progress"):
             seat.progress = dict(header["progress"])
             self.remembered[worker] = seat.progress
         return True
 
-    def prepared(self, header: Header, worker: int, now: float) -> list[Send | Lost]:
+    def prepared(self, header: Header, worker: int, now: float) -> list[Decision]:
         """Notes an answer to a prepare; the last one commits the generation."""
         seat = self.seats.get(worker)
         if seat is None or seat.attempt != header["a"] or header["g"] != self.generation:
@@ -142,9 +156,9 @@ class Membership:
         )
         return self._try_commit()
 
-    def tick(self, now: float) -> list[Send | Lost]:
+    def tick(self, now: float) -> list[Decision]:
         """What the passing of time brings: silence, a generation to prepare."""
-        found: list[Send | Lost] = []
+        found: list[Decision] = []
         for seat in list(self.seats.values()):
             if now - seat.last_seen > self.deadlines.silence_s:
                 silent = f"no heartbeat for {self.deadlines.silence_s:.0f} s"
@@ -152,15 +166,34 @@ class Membership:
         for seat in list(self.seats.values()):
             if seat.called_at is not None and now - seat.called_at > self.deadlines.prepare_s:
                 found += self.lose(seat.worker, seat.attempt, "did not answer the call to a generation", now)
+        found += self._look_for_a_stall(now)
         if self._changed_at is not None and now - self._changed_at >= self.deadlines.settle_s:
             found += self._prepare(now)
         return found
+
+    def _look_for_a_stall(self, now: float) -> list[Decision]:
+        """A round that waits too long may wait for a message that a broken connection lost: all are launched again.
+
+        Where a worker is only slow, that costs little and changes nothing; each time in vain it is done half as often.
+        """
+        if self._changed_at is not None or any(s.prepared != self.generation for s in self.seats.values()):
+            return []
+        stalled = [s for s in self.seats.values() if s.stalled_since is not None]
+        longest = min(stalled, key=lambda s: (s.stalled_since, s.worker), default=None)
+        if longest is None or longest.stalled_since is None or now - longest.stalled_since < self._patience_s:
+            return []
+        seconds = now - longest.stalled_since
+        for seat in stalled:
+            seat.stalled_since = None
+        self._patience_s *= 2
+        self._changed_at = now
+        return [Stalled(longest.worker, seconds, dict(longest.waits_for))]
 
     def missing(self) -> tuple[int, ...]:
         """Workers of the run that have no seat."""
         return tuple(w for w in range(self.workers) if w not in self.seats)
 
-    def _prepare(self, now: float) -> list[Send | Lost]:
+    def _prepare(self, now: float) -> list[Decision]:
         if not self.seats:
             self._changed_at = None
             return []
@@ -174,10 +207,12 @@ class Membership:
             seat.called_at = now if seat.called_at is None else seat.called_at
         return [Send(s.worker, s.attempt, {"t": "prepare", "g": self.generation}) for s in self.seats.values()]
 
-    def _try_commit(self) -> list[Send | Lost]:
+    def _try_commit(self) -> list[Decision]:
         if self._changed_at is not None or any(s.prepared != self.generation for s in self.seats.values()):
             return []
         reference = self._choose_reference()
+        if self.formed and reference.fresh:  # replacements only: to go on with their first model would undo the run
+            return [Bereft(tuple(sorted(self.seats)))]
         self.formed = True
         self.members = tuple(sorted(self.seats))
         self.reference, self.landed = reference.worker, reference.landed

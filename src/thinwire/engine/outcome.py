@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from thinwire.engine.membership import Deadlines
+from thinwire.engine.deadlines import Deadlines
 from thinwire.engine.stopping import EarlyStopping, Target
 
 
@@ -19,8 +19,6 @@ class Policy:
     until: Target | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)
     min_workers: int = 1
-    conclude_s: float = 600.0
-    """From the last worker's finish to the end of the final evaluation and checkpoint."""
 
 
 @dataclass

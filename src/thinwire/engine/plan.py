@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+from thinwire.engine.deadlines import Deadlines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +23,7 @@ class WorkerPlan:
         checkpoint_every: steps of the first worker between checkpoints; "auto" at epochs, not too often.
         keeps_best: whether the best joint model is kept for the end.
         codec: the exchange's own codec, for strategies that choose none.
+        deadlines: how long it waits for anything.
     """
 
     worker: int
@@ -33,7 +36,4 @@ class WorkerPlan:
     checkpoint_every: int | Literal["auto"] | None = None
     keeps_best: bool = False
     codec: str = "float32"
-    join_s: float = 300.0
-    round_s: float = 300.0
-    finish_s: float = 86400.0
-    conclude_s: float = 600.0
+    deadlines: Deadlines = field(default_factory=Deadlines)

@@ -163,7 +163,7 @@ class Publisher:
         self.resume()
         if worker.strategy.timing == "barrier" and evaluate:
             waiting = f"the verdict on evaluation {number}"
-            worker.wait(lambda: number in worker.verdicts, waiting, worker.plan.conclude_s)
+            worker.wait(lambda: number in worker.verdicts, waiting, worker.plan.deadlines.conclude_s)
 
     def _average_buffers(self, key: str) -> None:
         worker = self._worker
@@ -263,7 +263,7 @@ class Publisher:
     def conclude(self) -> None:
         """The last publication: the final model is agreed on, evaluated, saved, and the first worker hands it back."""
         worker, plan = self._worker, self._worker.plan
-        worker.wait(lambda: not self._pending, "the last publications", plan.conclude_s)
+        worker.wait(lambda: not self._pending, "the last publications", plan.deadlines.conclude_s)
         model = self._final_model()
         if worker.strategy.ends_in_mean and not worker.alone:
             position = (worker.meter.position[0] + 1, 0)
@@ -271,7 +271,7 @@ class Publisher:
             worker.replica.recalibrate(sample, model)
         key = f"buffers:{FINAL}"
         self._average_buffers(key)
-        worker.wait(lambda: self._buffers(key) is not None, "the final buffers", plan.conclude_s)
+        worker.wait(lambda: self._buffers(key) is not None, "the final buffers", plan.deadlines.conclude_s)
         buffers = self._buffers(key)
         assert buffers is not None
         number = self.number + 1
@@ -279,13 +279,13 @@ class Publisher:
             self._evaluate(number, model, buffers)
             if plan.keeps_best:
                 self._models[number] = worker.replica.state_of(model, buffers)
-            worker.wait(lambda: number in worker.verdicts, "the final verdict", plan.conclude_s)
+            worker.wait(lambda: number in worker.verdicts, "the final verdict", plan.deadlines.conclude_s)
         self.number = number
         if plan.checkpoint_every is not None:
             own = worker_tree(worker)
             self._save(_Publication(number, model, worker.joint.tree(), self._name(number), own, False), buffers)
         for write in self._writes:
-            write.result(timeout=plan.conclude_s)
+            write.result(timeout=plan.deadlines.conclude_s)
         self._io.shutdown()
         self._hand_back(self._best if self._best is not None else worker.replica.state_of(model, buffers))
 
@@ -303,7 +303,7 @@ class Publisher:
             with torch.no_grad():
                 own = joint - self._vector()
             worker.exchange.average(key, own, 1.0, {})
-            worker.wait(lambda: key in worker.averaged, "the final mean", worker.plan.conclude_s)
+            worker.wait(lambda: key in worker.averaged, "the final mean", worker.plan.deadlines.conclude_s)
             worker.joint.settle(worker.averaged[key].mean)
         return joint.clone()
 
@@ -323,5 +323,5 @@ class Publisher:
             worker.wait(
                 lambda was=lead: "done" in worker.told or worker.lead != was,  # type: ignore[misc]
                 "the run to end",
-                worker.plan.conclude_s,
+                worker.plan.deadlines.conclude_s,
             )

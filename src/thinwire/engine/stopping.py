@@ -50,7 +50,7 @@ class Target:
         >>> Target.parse("val_accuracy >= 0.97")
         Target(metric='val_accuracy', at_least=True, value=0.97)
         """
-        match = re.fullmatch(r"\s*(\w+)\s*(>=|<=)\s*([-+.\deE]+)\s*", text)
+        match = re.fullmatch(r"\s*(\w+)\s*([<>]=?)\s*([-+.\deE]+)\s*", text)
         if match is None:
             raise ConfigError(f'until = {text!r} is not understood; write it as "val_accuracy >= 0.97"')
         try:

@@ -85,7 +85,9 @@ class Worker:
     def run(self) -> None:
         """Trains until the shard's epochs are done or the run is stopped, then sees the run to its end."""
         self.exchange.start(self.replica.parameters.digest())
-        self.wait(lambda: bool(self.members) and not self._needs_state, "a generation to form", self.plan.join_s)
+        self.wait(
+            lambda: bool(self.members) and not self._needs_state, "a generation to form", self.plan.deadlines.join_s
+        )
         if not self.loaded:
             self.since = (self.meter.steps, time.monotonic(), 0.0)
         if self._goes_on():
@@ -226,7 +228,7 @@ class Worker:
 
     def _await_round(self, round: int) -> None:
         began = time.perf_counter()
-        self.wait(lambda: round not in self._snapshots, f"round {round}", self.plan.round_s)
+        self.wait(lambda: round not in self._snapshots, f"round {round}", self.plan.deadlines.round_s)
         self.meter.waited(time.perf_counter() - began)
 
     # -- signals ----------------------------------------------------------------------------------------------------
@@ -369,12 +371,12 @@ class Worker:
 
     def _finish(self) -> None:
         self.replica.check()
-        self.wait(lambda: not self._snapshots, "its last rounds", self.plan.round_s)
+        self.wait(lambda: not self._snapshots, "its last rounds", self.plan.deadlines.round_s)
         self._contribute_the_rest()
         self._account_for()
         self.exchange.follow(True)
         self.say("finished")
-        self.wait(lambda: "conclude" in self.told, "the other workers to finish", self.plan.finish_s)
+        self.wait(lambda: "conclude" in self.told, "the other workers to finish", self.plan.deadlines.finish_s)
         self.publisher.conclude()
         self._account_for()
         self.say("bye")
