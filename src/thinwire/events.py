@@ -27,8 +27,9 @@ class RunStarted(Event):
     strategy: str
     knobs: dict[str, Any]
     workers: int
-    rows: int
-    validation_rows: int
+    rows: int | None
+    """None where only workers will know."""
+    validation_rows: int | None
     seed: int
     resumed_from: str | None = None
     version: str = ""
@@ -42,6 +43,8 @@ class WorkerJoined(Event):
     host: str
     pid: int
     rows: int
+    again: bool = False
+    """Whether it takes the place of one that was lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +77,17 @@ class RoundStalled(Event):
     waited_for: tuple[int, ...]
     hosts: tuple[str, ...]
     seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandedOver(Event):
+    """A worker gave the joint state to a peer; `digest` is of the joint model after `landed` rounds."""
+
+    kind: ClassVar[str] = "handed_over"
+    worker: int
+    peer: int
+    landed: int
+    digest: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -110,12 +110,12 @@ class FlatParameters:
             if parameter.grad is not None:
                 parameter.grad.add_(view)
 
-    def digest(self) -> str:
-        """A short fingerprint of names, shapes and values: equal on replicas that start equal."""
+    def digest(self, values: Tensor | None = None) -> str:
+        """A short fingerprint of names, shapes and values (these, or its own): equal on replicas that start equal."""
         hashed = hashlib.blake2b(digest_size=16)
         for name, parameter in zip(self.names, self.tensors, strict=True):
             hashed.update(f"{name}:{tuple(parameter.shape)};".encode())
-        hashed.update(self.vector.detach().cpu().numpy().tobytes())
+        hashed.update((self.vector if values is None else values).detach().cpu().numpy().tobytes())
         return hashed.hexdigest()
 
 

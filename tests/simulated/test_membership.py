@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import Any
 
@@ -18,7 +19,7 @@ def hello(attempt: int = 0) -> dict[str, Any]:
 
 
 def answer(attempt: int, generation: int, *, landed: int = 0, fresh: bool = True, digest: str = "d") -> dict[str, Any]:
-    return {"a": attempt, "g": generation, "landed": landed, "fresh": fresh, "digest": digest}
+    return {"a": attempt, "g": generation, "landed": landed, "fresh": fresh, "blank": fresh, "digest": digest}
 
 
 def sent(decisions: list[Decision], kind: str) -> list[Send]:
@@ -236,6 +237,39 @@ def test_who_was_never_called_is_not_lost_for_another_who_did_not_answer() -> No
     beat_all(members, 7.9)
     members.join(hello(1), 2, 7.9)  # settles at 8.4; worker 1 is late from 8.0 on
     assert lost(members.tick(8.1)) in ([], [(1, 0)])
+
+
+def test_the_start_goes_on_once_nobody_else_has_come_for_a_while() -> None:
+    """Fewer task slots than workers: those who have one begin."""
+    members = Membership(4, dataclasses.replace(QUICK, gather_s=5.0))
+    members.join(hello(), 2, 0.0)
+    members.join(hello(), 0, 3.0)
+    for now in (4.0, 7.9):
+        beat_all(members, now)
+        assert members.tick(now) == []
+    assert [s.worker for s in sent(members.tick(8.5), "prepare")] == [2, 0]
+    assert members.total_rows == 0
+
+
+def test_a_broken_connection_loses_a_seat_unless_it_is_heard_again() -> None:
+    members = formed(3)
+    members.suspect(1, 0, 2.0)
+    members.suspect(2, 0, 2.0)
+    members.suspect(0, 7, 2.0)  # of an attempt that is long gone
+    assert members.beat({"a": 0}, 2, 2.5)
+    assert lost(members.tick(2.9)) == []
+    assert lost(members.tick(3.1)) == [(1, 0)]
+    assert lost(members.tick(4.0)) == []
+
+
+def test_rows_of_all_who_ever_joined_make_an_epoch() -> None:
+    members = Membership(2, QUICK)
+    members.join(hello() | {"rows": 10}, 0, 0.0)
+    members.join(hello() | {"rows": 12}, 1, 0.0)
+    members.lose(1, 0, "killed", 1.0)
+    assert members.total_rows == 22
+    members.join(hello(1) | {"rows": 12}, 1, 2.0)
+    assert members.total_rows == 22
 
 
 def beat_waiting(members: Membership, now: float, landed: int, *, waiting: bool = True) -> None:

@@ -659,3 +659,20 @@ def test_a_worker_that_never_heard_of_the_commit_is_called_again() -> None:
     stage.settle()
     assert stage.landed() == [1, 1]
     stage.assert_same()
+
+
+def test_signals_come_one_by_one() -> None:
+    """What left a run waiting for ever.
+
+    1. one look brings a round that is to be published, and behind it a peer's request for the joint state
+    2. taking the round up, a worker under a barrier waits for the verdict, which waits for that peer
+    3. the request lay in the list of the first look: nobody answered it
+    """
+    peer = Stage(2, SparkNet()).peers[0]
+    first, second = Asked(1), Asked(2)
+    peer.mesh.signals.put(first)
+    peer.mesh.signals.put(second)
+    looking = iter(peer.signals())
+    assert next(looking) is first
+    assert list(peer.signals()) == [second]
+    assert list(looking) == []

@@ -7,12 +7,16 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from thinwire import events
+from thinwire.engine.jury import Jury
 from thinwire.engine.ledger import Ledger
 from thinwire.engine.membership import Bereft, Decision, Lost, Membership, Stalled
 from thinwire.engine.outcome import Outcome, Policy
-from thinwire.engine.ports import Commit, Exit, Header, Hub, Message, Workforce
+from thinwire.engine.ports import WHOEVER, Commit, Exit, Header, Hub, Message, Workforce
 from thinwire.engine.stopping import Verdict
-from thinwire.errors import DivergedError, LostWorkersError, TimedOutError, WorkerError
+from thinwire.errors import ConfigError, DivergedError, LostWorkersError, TimedOutError, WorkerError
+
+BEFORE_A_SEAT = ("join", "fetch")
+"""What a worker may say without one."""
 
 
 class Coordinator:
@@ -28,24 +32,22 @@ class Coordinator:
         commit: Commit | None = None,
         meta: Callable[[], dict[str, Any]] = dict,
         resumed: dict[str, Any] | None = None,
+        serve: Callable[[int, str, int], tuple[bytes, int]] | None = None,
     ) -> None:
         self._hub, self._workforce, self._policy = hub, workforce, policy
-        self._emit_to, self._commit, self._meta = emit, commit, meta
+        self._emit_to, self._commit, self._meta, self._serve = emit, commit, meta, serve
         self.membership = Membership(policy.workers, policy.deadlines)
         self.outcome = Outcome()
-        self._verdict = Verdict(policy.stop, policy.until)
+        self._jury = Jury(Verdict(policy.stop, policy.until))
         if resumed:
-            self._verdict.load(resumed["verdict"])
+            self._jury.law.load(resumed["verdict"])
             self.outcome.history = list(resumed["history"])
             self.outcome.train_loss = resumed.get("train_loss")
-        self._evaluations: dict[int, dict[int, Header]] = {}
-        self._judged: set[int] = set()
-        self._excused: dict[int, int] = {}
         self._saves: dict[str, dict[int, Header]] = {}
         self._saved: set[str] = set()
         self._finished: set[int] = set()
         self._left: set[int] = set()
-        self.ledger = Ledger(policy.total_rows, self._emit)
+        self.ledger = Ledger(self._emit)
         self._result: dict[int, bytes] = {}
         self._lost_at: dict[int, float] = {}
         self._never: set[int] = set()
@@ -59,8 +61,11 @@ class Coordinator:
     def run(self, on_turn: Callable[[], None] = lambda: None) -> Outcome:
         """Serves until the run has ended; raises what ended it early."""
         while not self._over():
-            for message in self._hub.receive(0.05):
+            for message in self._hub.receive(0.02 if self.membership.changing else 0.1):
                 self._handle(message)
+            for worker, attempt in self._hub.broken():
+                if worker not in self._left:
+                    self.membership.suspect(worker, attempt, time.monotonic())
             for gone in self._workforce.exits():
                 self._exited(gone)
             self._act(self.membership.tick(time.monotonic()))
@@ -83,26 +88,42 @@ class Coordinator:
             self.outcome.refused += 1
             return
         seat = self.membership.seats.get(worker)
-        if header["t"] != "join" and (seat is None or seat.attempt != header.get("a")):
-            if header["t"] == "beat":  # a fenced or forgotten worker: it must not go on
+        if header["t"] not in BEFORE_A_SEAT and (seat is None or seat.attempt != header.get("a")):
+            if header["t"] == "beat":  # a fenced or forgotten worker: it must not go on as if nothing had been
+                attempt = int(header.get("a", 0))
+                back = self._workforce.revives and self.membership.attempts.get(worker) == attempt
                 leave = {"t": "leave", "why": "this worker's place was given up"}
-                self._hub.send(worker, int(header.get("a", 0)), leave)
+                self._hub.send(worker, attempt, {"t": "rejoin"} if back else leave)
             return
         handler(worker, header, message.payload, now)
 
     def _on_join(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
+        if not 0 <= worker < self._policy.workers:
+            raise ConfigError(f"worker {worker} came, and the run is to have {self._policy.workers}")
         if (worker, header["a"]) in self._gone:
             return  # its process ended while this was on the way
         self._act(self.membership.join(header, worker, now))
         seat = self.membership.seats.get(worker)
         if seat is not None and seat.attempt == header["a"]:
             self._finished.discard(worker)
-            self._excused.pop(worker, None)
-            self._lost_at.pop(worker, None)
-            rows = int(header.get("rows", 0))
+            self._jury.excused.pop(worker, None)
             self._emit(
-                events.WorkerJoined(worker=worker, attempt=seat.attempt, host=seat.host, pid=seat.pid, rows=rows)
+                events.WorkerJoined(
+                    worker=worker,
+                    attempt=seat.attempt,
+                    host=seat.host,
+                    pid=seat.pid,
+                    rows=int(header.get("rows", 0)),
+                    again=self._lost_at.pop(worker, None) is not None,
+                )
             )
+
+    def _on_fetch(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
+        """A worker that has yet to join wants a piece of its rows."""
+        if self._serve is not None and 0 <= worker < self._policy.workers:
+            data, count = self._serve(worker, str(header["name"]), int(header["i"]))
+            answer = {"t": "piece", "i": int(header["i"]), "n": count}
+            self._hub.send(worker, int(header["a"]), answer, memoryview(data))
 
     def _on_beat(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         self.membership.beat(header, worker, now)
@@ -114,11 +135,11 @@ class Coordinator:
         self._act(self.membership.prepared(header, worker, now))
 
     def _on_evaluated(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
-        self._evaluations.setdefault(int(header["p"]), {})[worker] = header
+        self._jury.hear(worker, header)
 
     def _on_caught(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         """Publications up to this one were made before the worker had the joint state: it has no part in them."""
-        self._excused[worker] = int(header["published"])
+        self._jury.excused[worker] = int(header["published"])
 
     def _on_saved(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         self._saves.setdefault(str(header["name"]), {})[worker] = header
@@ -130,7 +151,7 @@ class Coordinator:
         self.outcome.train_loss = self.ledger.epoch(worker, header)
 
     def _on_event(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
-        kinds = {k.kind: k for k in (events.RoundLanded, events.SettingChanged, events.Rejoined)}
+        kinds = {k.kind: k for k in (events.RoundLanded, events.SettingChanged, events.HandedOver, events.Rejoined)}
         kind = kinds.get(str(header["kind"]))
         if kind is not None:
             self._emit(kind(**header["fields"]))
@@ -200,6 +221,8 @@ class Coordinator:
     def _lose(self, lost: Lost) -> None:
         if lost.worker in self._left:
             return
+        if not self._workforce.revives:
+            self._gone.add((lost.worker, lost.attempt))
         self.outcome.workers_lost += 1
         self._lost_at[lost.worker] = time.monotonic()
         self._finished.discard(lost.worker)
@@ -237,19 +260,20 @@ class Coordinator:
         )
 
     def _exited(self, gone: Exit) -> None:
+        known = (gone.worker, gone.attempt) in self._gone
         self._gone.add((gone.worker, gone.attempt))
-        if gone.worker in self._left:
+        if known or gone.worker in self._left:
             return
-        now = time.monotonic()
-        decisions: list[Decision] = self.membership.lose(gone.worker, gone.attempt, gone.reason, now)
+        now, seat = time.monotonic(), self.membership.seats.get(gone.worker)
+        attempt = seat.attempt if seat is not None and gone.attempt == WHOEVER else gone.attempt
+        decisions: list[Decision] = self.membership.lose(gone.worker, attempt, gone.reason, now)
         if not decisions and gone.worker not in self.membership.seats:
             decisions = [Lost(gone.worker, gone.attempt, f"{gone.reason} before it joined")]
         self._act(decisions)
 
     def _tick(self) -> None:
         now = time.monotonic()
-        for number in sorted(set(self._evaluations) - self._judged):
-            self._try_judge(number)
+        self._judge()
         for name in sorted(set(self._saves) - self._saved):
             self._try_commit(name)
         if self._concluding_since is None:
@@ -280,49 +304,17 @@ class Coordinator:
         rejoin_s = self._policy.deadlines.rejoin_s
         return [w for w, at in self._lost_at.items() if w not in self._never and now - at < rejoin_s]
 
-    def _try_judge(self, number: int) -> None:
-        reports = self._evaluations[number]
+    def _judge(self) -> None:
+        """Evaluations whose reports are all in come to a verdict, which every worker hears."""
         alive = set(self.membership.members) & set(self.membership.seats)
-        if not {w for w in alive if self._excused.get(w, 0) < number} <= set(reports):
-            return
-        self._judged.add(number)
-        metrics: dict[str, float] = {}
-        rows = sum(int(r["rows"]) for r in reports.values())
-        names = sorted({name for r in reports.values() for name in r["sums"]})
-        for name in names:
-            weight = sum(float(r["weights"].get(name, 0.0)) for r in reports.values())
-            total = sum(float(r["sums"].get(name, 0.0)) for r in reports.values())
-            if weight > 0:
-                metrics[name] = total / weight
-        best, stop = self._verdict.judge(metrics) if metrics else (False, None)
-        first = min(reports)
-        progress = reports[first]
-        done = sum(int(r["done"]) for r in reports.values())
-        self.outcome.metrics = metrics
-        row: dict[str, Any] = {
-            "number": number,
-            "epoch": round(done / max(1, self._policy.total_rows), 4),
-            "steps": int(progress["steps"]),
-            "rows": done,
-            "train_loss": self.outcome.train_loss,
-            **metrics,
-        }
-        self.outcome.history.append(row)
-        self._emit(
-            events.Evaluated(
-                number=number,
-                epoch=row["epoch"],
-                steps=row["steps"],
-                rows=done,
-                metrics=metrics,
-                validation_rows=rows,
-                best=best,
-            )
-        )
-        if stop is not None:
-            self.outcome.stopped_early = True
-            self.outcome.reason = self.outcome.reason or stop
-        self._broadcast({"t": "verdict", "p": number, "best": best, "stop": stop, "metrics": metrics})
+        for judged in self._jury.ready(alive, self.membership.total_rows, self.outcome.train_loss):
+            self.outcome.metrics = judged.event.metrics
+            self.outcome.history.append(judged.row)
+            self._emit(judged.event)
+            if judged.stop is not None:
+                self.outcome.stopped_early = True
+                self.outcome.reason = self.outcome.reason or judged.stop
+            self._broadcast(judged.verdict())
 
     def _try_commit(self, name: str) -> None:
         reports = self._saves[name]
@@ -335,7 +327,7 @@ class Coordinator:
             return
         step = max(int(r["steps"]) for r in reports.values())
         meta = {
-            "verdict": self._verdict.state(),
+            "verdict": self._jury.law.state(),
             "history": self.outcome.history,
             "train_loss": self.outcome.train_loss,
             **self._meta(),
@@ -371,10 +363,14 @@ class Coordinator:
 
     def _summed(self) -> Outcome:
         out = self.outcome
-        self.ledger.sum_up(out)
+        self.ledger.sum_up(out, self.membership.total_rows)
         out.refused += int(getattr(self._hub, "refused", 0))
         if self._trained_from is not None:
             out.train_s = (self._trained_to or time.monotonic()) - self._trained_from
+        never = [w for w in range(self._policy.workers) if w not in self.membership.rows]
+        if never and not out.stopped_early:
+            out.unreplaced += len(never)
+            out.reason = out.reason or f"all rows done but those of workers {never}, which never had a slot to run in"
         out.reason = out.reason or "all rows done"
         return out
 

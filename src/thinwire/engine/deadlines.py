@@ -11,8 +11,12 @@ class Deadlines:
 
     start_s: float = 120.0
     """Until the first generation forms with those who are there."""
+    gather_s: float = 120.0
+    """Without a further join, until the first generation forms with those who are there."""
     silence_s: float = 15.0
     """Without a heartbeat, until a worker counts as lost."""
+    reconnect_s: float = 1.0
+    """After a worker's connection broke, until it counts as lost."""
     prepare_s: float = 15.0
     """Until a worker that does not answer a prepare counts as lost."""
     rejoin_s: float = 120.0

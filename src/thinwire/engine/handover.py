@@ -32,8 +32,11 @@ class Handover:
             if joint.landed != adopted:
                 return
             tree = self._tree()
+        worker, model = self._worker, tree["joint"]["state"][:1]
+        digest = worker.replica.parameters.digest(*model)
         for peer in self._asked:
-            self._worker.exchange.donate(peer, tree)
+            worker.exchange.donate(peer, tree)
+            worker.event("handed_over", worker=worker.plan.worker, peer=peer, landed=adopted, digest=digest)
         self._asked = []
 
     def _tree(self) -> dict[str, Any]:

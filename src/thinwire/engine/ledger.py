@@ -15,8 +15,8 @@ EMIT_S = 1.0
 class Ledger:
     """Takes heartbeats and epochs in, gives events and totals out."""
 
-    def __init__(self, total_rows: int, emit: Callable[[events.Event], Any]) -> None:
-        self._total_rows, self._emit = total_rows, emit
+    def __init__(self, emit: Callable[[events.Event], Any]) -> None:
+        self._emit = emit
         self.last: dict[int, Header] = {}
         """The last heartbeat of every worker."""
         self._emitted_at: dict[int, float] = {}
@@ -64,8 +64,8 @@ class Ledger:
         self.last[worker] = {**last, "bytes": 0}
         return last
 
-    def sum_up(self, out: Outcome) -> None:
-        """Writes the totals into the outcome."""
+    def sum_up(self, out: Outcome, total_rows: int) -> None:
+        """Writes the totals into the outcome; so many rows are an epoch."""
         reports = list(self.last.values())
         states = [r.get("progress") or {} for r in reports]
         out.bytes_sent = self._bytes_of_the_lost + sum(int(r.get("bytes", 0)) for r in reports)
@@ -73,6 +73,6 @@ class Ledger:
         out.rounds = max((int(r.get("landed", 0)) for r in reports), default=0)
         out.steps = max((int(s.get("steps", 0)) for s in states), default=0)
         out.rows = sum(int(s.get("rows", 0)) for s in states)
-        out.epochs = out.rows / max(1, self._total_rows)
+        out.epochs = out.rows / max(1, total_rows)
         shares = [float(s["busy"]) for s in states if s]
         out.busy = sum(shares) / len(shares) if shares else 0.0

@@ -59,10 +59,15 @@ class Seat:
     last_seen: float
     landed: int = 0
     fresh: bool = True
+    """Whether it has yet to take the joint state over."""
+    blank: bool = True
+    """Whether it has never held one, not even an older one."""
     digest: str = ""
     prepared: int = 0
     called_at: float | None = None
     """Since when a call to a generation is unanswered."""
+    suspect_since: float | None = None
+    """When its connection broke, until it is heard again."""
     stalled_since: float | None = None
     """Since when it waits for rounds and none lands."""
     waits_for: dict[str, list[int]] = field(default_factory=dict)
@@ -83,9 +88,12 @@ class Membership:
         self.landed = 0
         self.attempts: dict[int, int] = {}
         """The newest attempt seen of every worker: the fence."""
+        self.rows: dict[int, int] = {}
+        """Training rows of every worker that has ever joined."""
         self.remembered: dict[int, Header] = {}
         """The last progress of every worker, its successor's starting point."""
         self._first_join: float | None = None
+        self._last_join = 0.0
         self._changed_at: float | None = None
         self.formed = False
         self._patience_s = self.deadlines.stall_s
@@ -101,6 +109,7 @@ class Membership:
             found += self.lose(worker, current.attempt, "replaced by a newer attempt", now)
             found.append(Send(worker, current.attempt, {"t": "leave", "why": "replaced by a newer attempt"}))
         self.attempts[worker] = attempt
+        self.rows[worker] = int(header.get("rows", 0))
         self.seats[worker] = Seat(
             worker=worker,
             attempt=attempt,
@@ -111,6 +120,7 @@ class Membership:
             last_seen=now,
         )
         self._first_join = now if self._first_join is None else self._first_join
+        self._last_join = now
         self._changed_at = now
         return found
 
@@ -123,12 +133,18 @@ class Membership:
         self._changed_at = now
         return [Lost(worker, attempt, reason)]
 
+    def suspect(self, worker: int, attempt: int, now: float) -> None:
+        """Its connection broke: it has a moment to be heard again."""
+        seat = self.seats.get(worker)
+        if seat is not None and seat.attempt == attempt and seat.suspect_since is None:
+            seat.suspect_since = now
+
     def beat(self, header: Header, worker: int, now: float) -> bool:
         """Notes a sign of life; False from one that has no seat."""
         seat = self.seats.get(worker)
         if seat is None or seat.attempt != header["a"]:
             return False
-        seat.last_seen = now
+        seat.last_seen, seat.suspect_since = now, None
         landed, seat.waits_for = int(header.get("landed", seat.landed)), header.get("waiting") or {}
         if landed != seat.landed:
             self._patience_s = self.deadlines.stall_s
@@ -147,20 +163,20 @@ class Membership:
         seat = self.seats.get(worker)
         if seat is None or seat.attempt != header["a"] or header["g"] != self.generation:
             return []
-        seat.last_seen = now
+        seat.last_seen, seat.suspect_since = now, None
         seat.prepared, seat.called_at = self.generation, None
-        seat.landed, seat.fresh, seat.digest = (
-            int(header["landed"]),
-            bool(header["fresh"]),
-            str(header["digest"]),
-        )
+        seat.landed, seat.digest = int(header["landed"]), str(header["digest"])
+        seat.fresh, seat.blank = bool(header["fresh"]), bool(header["blank"])
         return self._try_commit()
 
     def tick(self, now: float) -> list[Decision]:
         """What the passing of time brings: silence, a generation to prepare."""
         found: list[Decision] = []
         for seat in list(self.seats.values()):
-            if now - seat.last_seen > self.deadlines.silence_s:
+            if seat.suspect_since is not None and now - seat.suspect_since > self.deadlines.reconnect_s:
+                broke = "its connection broke: the process has ended, or its machine cannot be reached"
+                found += self.lose(seat.worker, seat.attempt, broke, now)
+            elif now - seat.last_seen > self.deadlines.silence_s:
                 silent = f"no heartbeat for {self.deadlines.silence_s:.0f} s"
                 found += self.lose(seat.worker, seat.attempt, silent, now)
         for seat in list(self.seats.values()):
@@ -189,6 +205,16 @@ class Membership:
         self._changed_at = now
         return [Stalled(longest.worker, seconds, dict(longest.waits_for))]
 
+    @property
+    def changing(self) -> bool:
+        """Whether a generation is about to form."""
+        return self._changed_at is not None and self.formed
+
+    @property
+    def total_rows(self) -> int:
+        """Training rows over all workers, which make an epoch of the run."""
+        return sum(self.rows.values())
+
     def missing(self) -> tuple[int, ...]:
         """Workers of the run that have no seat."""
         return tuple(w for w in range(self.workers) if w not in self.seats)
@@ -199,7 +225,8 @@ class Membership:
             return []
         if not self.formed and self.missing():
             assert self._first_join is not None
-            if now - self._first_join < self.deadlines.start_s:
+            wait = self.deadlines
+            if now - self._first_join < wait.start_s and now - self._last_join < wait.gather_s:
                 return []
         self._changed_at = None
         self.generation += 1
@@ -211,7 +238,7 @@ class Membership:
         if self._changed_at is not None or any(s.prepared != self.generation for s in self.seats.values()):
             return []
         reference = self._choose_reference()
-        if self.formed and reference.fresh:  # replacements only: to go on with their first model would undo the run
+        if self.formed and all(s.blank for s in self.seats.values()):  # to go on from here would undo the run
             return [Bereft(tuple(sorted(self.seats)))]
         self.formed = True
         self.members = tuple(sorted(self.seats))
@@ -219,7 +246,7 @@ class Membership:
         members: dict[str, Any] = {}
         for seat in self.seats.values():
             entry: dict[str, Any] = {"address": seat.address, "attempt": seat.attempt}
-            if seat.attempt > 0 and seat.fresh and seat.worker in self.remembered:
+            if seat.fresh and seat.worker in self.remembered:
                 last = self.remembered[seat.worker]
                 entry["position"] = last.get("position")
                 entry["steps"] = last.get("steps", 0)
@@ -231,6 +258,7 @@ class Membership:
             "reference": reference.worker,
             "landed": reference.landed,
             "digest": reference.digest,
+            "rows": self.total_rows,
             "totals": {str(w): int(p.get("rows", 0)) for w, p in self.remembered.items()},
         }
         return [Send(s.worker, s.attempt, dict(header)) for s in self.seats.values()]

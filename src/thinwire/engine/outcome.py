@@ -14,7 +14,6 @@ class Policy:
     """What the run was asked to do, as far as the coordinator decides it."""
 
     workers: int
-    total_rows: int
     stop: EarlyStopping | None = None
     until: Target | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)

@@ -14,8 +14,7 @@ class WorkerPlan:
 
     Args:
         worker: its number.
-        attempt: how many processes have had this number before.
-        total_rows: training rows over all workers, which make an epoch of the run.
+        attempt: larger than that of any process that had this number before.
         epochs: passes over its shard; None with `steps`.
         steps: optimizer steps at most.
         evaluates: whether there are validation rows anywhere.
@@ -28,7 +27,6 @@ class WorkerPlan:
 
     worker: int
     attempt: int
-    total_rows: int
     epochs: int | None
     steps: int | None
     evaluates: bool

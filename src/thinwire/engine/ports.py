@@ -53,6 +53,9 @@ class Hub(Protocol):
 
     def receive(self, timeout_s: float) -> list[Message]: ...
 
+    def broken(self) -> list[tuple[int, int]]:
+        """Workers and attempts whose connections have ended since the last call."""
+
     def close(self) -> None: ...
 
 
@@ -101,8 +104,12 @@ class PartStore(Protocol):
     def write_part(self, checkpoint: str, part: str, tree: object) -> Any: ...
 
 
+WHOEVER = -1
+"""In place of an attempt: whichever is there."""
+
+
 class Exit(NamedTuple):
-    """A worker process that has ended."""
+    """A worker that has ended."""
 
     worker: int
     attempt: int
@@ -111,6 +118,9 @@ class Exit(NamedTuple):
 
 class Workforce(Protocol):
     """The cluster's side of a run: who has died, and who takes their place."""
+
+    revives: bool
+    """Whether a worker that was given up, and is heard again, may take its own place back."""
 
     def exits(self) -> list[Exit]:
         """Processes that ended since the last call."""

@@ -81,7 +81,7 @@ class Publisher:
     def _due(self) -> tuple[bool, bool]:
         worker, plan = self._worker, self._worker.plan
         worker.totals[plan.worker] = worker.meter.rows
-        epochs = sum(worker.totals.values()) // max(1, plan.total_rows)
+        epochs = sum(worker.totals.values()) // max(1, worker.total_rows)
         steps = worker.meter.steps
         new_epoch = epochs > self._epochs_done
         if new_epoch:

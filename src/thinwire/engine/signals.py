@@ -10,6 +10,14 @@ from thinwire.engine.ports import Header
 from thinwire.parameters import Fragment
 
 
+class LeftError(Exception):
+    """The coordinator told this worker to leave: its place was given to another."""
+
+
+class CutOffError(Exception):
+    """The coordinator can no longer be heard."""
+
+
 class Formed(NamedTuple):
     """A generation has begun."""
 
@@ -23,6 +31,8 @@ class Formed(NamedTuple):
     steps: int
     totals: dict[int, int]
     """Rows done by every worker of the run as the coordinator knows them."""
+    total_rows: int
+    """Training rows over all workers, which make an epoch of the run."""
 
 
 class Landed(NamedTuple):

@@ -20,7 +20,7 @@ from thinwire.engine.plan import WorkerPlan
 from thinwire.engine.ports import Batches
 from thinwire.engine.publishing import Publisher
 from thinwire.engine.replica_state import ReplicaState
-from thinwire.engine.signals import Asked, Averaged, Broken, Caught, Formed, Landed, Signal, Told
+from thinwire.engine.signals import Asked, Averaged, Broken, Caught, Formed, Landed, LeftError, Signal, Told
 from thinwire.engine.snapshot import Snapshot
 from thinwire.engine.spares import Spares
 from thinwire.engine.tuner import Tuner
@@ -29,10 +29,6 @@ from thinwire.parameters import Fragment
 from thinwire.strategies import Progress, Share
 
 REPORT_S = 0.25
-
-
-class LeftError(Exception):
-    """The coordinator told this worker to leave: its place was given to another."""
 
 
 class Worker:
@@ -55,6 +51,7 @@ class Worker:
         self.lead = False
         self.generation = 0
         self.totals: dict[int, int] = {}
+        self.total_rows = 0
         self.averaged: dict[str, Averaged] = {}
         self.verdicts: dict[int, dict[str, Any]] = {}
         self.told: set[str] = set()
@@ -73,7 +70,7 @@ class Worker:
         self._tuner = Tuner(self)
         self.landed = self.adopted = joint.landed
         self._handover = Handover(self)
-        self._caught_once = self.loaded = False
+        self._stepped = self.loaded = False
 
     @property
     def alone(self) -> bool:
@@ -106,6 +103,7 @@ class Worker:
 
     def _step(self, batch: Any) -> None:
         begun = self.meter.begin_step()
+        self._stepped = True
         together = not self.alone
         x = self.replica.vector
         if together:
@@ -300,7 +298,7 @@ class Worker:
     def _form(self, formed: Formed) -> None:
         was_alone = self.alone and bool(self.members)
         self.members, self.lead, self.generation = formed.members, formed.lead, formed.generation
-        self._needs_state = formed.needs_state
+        self._needs_state, self.total_rows = formed.needs_state, formed.total_rows
         for worker, rows in formed.totals.items():
             self.totals[worker] = max(self.totals.get(worker, 0), rows)
         if was_alone and not self.alone:
@@ -334,7 +332,6 @@ class Worker:
                         fragment.of(base).copy_(snapshot.take())
                 self.state.adopt(Fragment(0, self.joint.size), x, base, tree["joint"]["state"][0])
         self.publisher.number = max(self.publisher.number, int(tree["published"]))
-        self._caught_once = True
         self.say("caught", published=int(tree["published"]))
         self.event(
             "rejoined",
@@ -347,7 +344,7 @@ class Worker:
 
     def _newcomer(self) -> bool:
         """Whether this replica has no steps of its own to keep."""
-        return self.replica.steps == 0 or (self.plan.attempt > 0 and not self._caught_once)
+        return not (self.loaded or self._stepped)
 
     def _hear(self, header: dict[str, Any]) -> None:
         kind = header["t"]

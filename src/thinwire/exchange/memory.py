@@ -90,5 +90,8 @@ class MemoryHub:
     def receive(self, timeout_s: float) -> list[Message]:
         return _drain(self._inbox, timeout_s)
 
+    def broken(self) -> list[tuple[int, int]]:
+        return []
+
     def close(self) -> None:
         self._room.inboxes.pop(self.address, None)

@@ -23,19 +23,22 @@ from torch import Tensor
 
 from thinwire.engine.joint import JointState
 from thinwire.engine.ports import COORDINATOR, Header, Link, Message
-from thinwire.engine.signals import Asked, Averaged, Caught, Formed, Landed, Signal, Told
+from thinwire.engine.signals import Asked, Averaged, Caught, CutOffError, Formed, Landed, Signal, Told
 from thinwire.engine.snapshot import Snapshot
 from thinwire.engine.spares import Spares
-from thinwire.errors import ProtocolError, TimedOutError
+from thinwire.errors import ProtocolError
 from thinwire.exchange.keys import before, number, train_number
+from thinwire.exchange.parcel import Parcel, pieces
 from thinwire.exchange.residuals import Residuals
 from thinwire.exchange.rounds import Completed, Launch, Rounds
 from thinwire.exchange.seat import Seat, Trees
 from thinwire.parameters import Fragment
 from thinwire.rules.compression import codec, warm_up
 
-STATE_CHUNK_BYTES = 4 << 20
 BEAT_S = 0.5
+REJOIN_S = 3.0
+TICK_S = 0.05
+"""How often a round is looked at that may have to end without all; otherwise this thread only wakes for messages."""
 
 
 class Mesh:
@@ -78,19 +81,20 @@ class Mesh:
         self._spares = Spares(strategy.in_flight)
         self._averaged: set[str] = set()
         self._caught_published = 0
-        self._state_chunks: dict[int, bytes] = {}
+        self._parcel = Parcel()
         self._wants: list[tuple[int, int]] = []
         self._agreed = (-1, 0)
         """This generation's reference, and the rounds that it had landed."""
         self._held: deque[Launch] = deque()
         self._fresh, self._needs_state = fresh, False
+        self._blank = fresh  # never held the joint state
         self._frozen = True
         self.following = False
         """Whether to take part in rounds without contributing."""
         self.digest = ""
         self.progress: dict[str, Any] = {}
         """What the next heartbeat says."""
-        self._last_beat = self._heard = time.monotonic()
+        self._last_beat = self._heard = self._joined_at = time.monotonic()
         self.bytes_sent = 0
 
     # -- for any thread ---------------------------------------------------------------------------------------------
@@ -121,6 +125,12 @@ class Mesh:
         seat = self._seat
         self._link.send(COORDINATOR, {"t": "join", "a": seat.attempt, "address": self._link.address, **seat.hello})
 
+    def _rejoin(self) -> None:
+        """Its place was given up while it could not be heard, and nobody else has taken it."""
+        if time.monotonic() - self._joined_at > REJOIN_S:
+            self._joined_at, self._frozen = time.monotonic(), True
+            self.join()
+
     def contribute(
         self, round: int, fragment: Fragment, snapshot: Snapshot | Tensor | None, weight: float, note: dict[str, Any]
     ) -> None:
@@ -139,10 +149,8 @@ class Mesh:
 
     def hand_over(self, peer: int, data: bytes) -> None:
         """Sends the joint state to a peer, in pieces."""
-        count = max(1, -(-len(data) // STATE_CHUNK_BYTES))
-        for index in range(count):
-            piece = data[index * STATE_CHUNK_BYTES : (index + 1) * STATE_CHUNK_BYTES]
-            self._send(peer, self._stamped("state") | {"i": index, "n": count}, memoryview(piece))
+        for index, count, piece in pieces(data):
+            self._send(peer, self._stamped("state") | {"i": index, "n": count}, piece)
 
     def finish(self) -> None:
         """Does what was still asked for, and says a last word."""
@@ -152,7 +160,7 @@ class Mesh:
 
     def turn(self) -> None:
         """One round of messages, commands, rounds and beats."""
-        for message in self._link.receive(0.05):
+        for message in self._link.receive(TICK_S if self._rounds.waiting else BEAT_S / 2):
             if message.sender == COORDINATOR:
                 self._heard = time.monotonic()
                 self._from_coordinator(message.header)
@@ -171,7 +179,7 @@ class Mesh:
         if now - self._last_beat >= BEAT_S:
             self.beat()
         if now - self._heard > self._silence_s:
-            raise TimedOutError(
+            raise CutOffError(
                 f"worker {self._seat.worker} has heard nothing from the coordinator for {self._silence_s:.0f} s; "
                 "it has probably ended, so this worker ends too"
             )
@@ -181,8 +189,7 @@ class Mesh:
         header: Header = {"t": "beat", "a": self._seat.attempt, "landed": self._joint.landed}
         header["waiting"] = self._rounds.waiting_for()
         header["refused"] = self._rounds.refused + getattr(self._link, "refused", 0)
-        header["bytes"] = self.bytes_sent
-        header["progress"] = self.progress
+        header["bytes"], header["progress"] = self.bytes_sent, self.progress
         self._link.send(COORDINATOR, header)
 
     def _send(self, peer: int, header: Header, payload: memoryview | None) -> None:
@@ -206,13 +213,14 @@ class Mesh:
                 "g": header["g"],
                 "landed": self._joint.landed,
                 "fresh": self._fresh or self._needs_state,
+                "blank": self._blank,
                 "digest": self.digest,
             }
             self._link.send(COORDINATOR, answer)
         elif kind == "commit":
             self._commit(header)
         elif kind != "pong":
-            self.signals.put(Told(header))
+            self._rejoin() if kind == "rejoin" else self.signals.put(Told(header))
 
     def _commit(self, header: Header) -> None:
         me = self._seat.worker
@@ -228,8 +236,9 @@ class Mesh:
         equal = landed == 0 and header["digest"] == self.digest
         self._needs_state = me != reference and ((fresh and not equal) or (not fresh and self._joint.landed != landed))
         self._fresh = False
+        self._blank &= self._needs_state
         self._frozen = False
-        self._state_chunks = {}
+        self._parcel = Parcel()
         self._ready = {}
         if self._needs_state:
             self._send(reference, self._stamped("want"), None)
@@ -243,6 +252,7 @@ class Mesh:
                 position=tuple(mine["position"]) if mine.get("position") else None,
                 steps=int(mine.get("steps", 0)),
                 totals={int(k): int(v) for k, v in header["totals"].items()},
+                total_rows=int(header["rows"]),
             )
         )
         self._relaunch(given_up, landed)
@@ -285,11 +295,9 @@ class Mesh:
     def _take_state(self, message: Message) -> None:
         if not self._needs_state or message.payload is None or message.sender != self._agreed[0]:
             return  # from another than the reference: pieces of two states must not be mixed
-        self._state_chunks[int(message.header["i"])] = bytes(message.payload)
-        if len(self._state_chunks) < int(message.header["n"]):
+        data = self._parcel.add(int(message.header["i"]), int(message.header["n"]), message.payload)
+        if data is None:
             return
-        data = b"".join(self._state_chunks[i] for i in sorted(self._state_chunks))
-        self._state_chunks = {}
         tree = self._trees.decode(data)
         if not isinstance(tree, dict):
             raise ProtocolError(f"worker {message.sender} sent a joint state that is not one")
@@ -297,7 +305,7 @@ class Mesh:
             return  # copied before this generation: rounds between are nobody's to launch again, a newer one comes
         old = None if self._joint.model is None else self._joint.model.clone()
         self._joint.load(tree["joint"])
-        self._needs_state = False
+        self._needs_state = self._blank = False
         self._caught_published = int(tree.get("published", 0))
         with self._numbering:
             self._next_round = max(self._next_round, self._joint.landed)

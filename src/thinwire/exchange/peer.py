@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
@@ -60,16 +61,18 @@ class MeshPeer:
         """Whether no signal waits; cheap enough for every step."""
         return self.mesh.signals.empty()
 
-    def signals(self, timeout_s: float = 0.0) -> list[Signal]:
-        """Signals that have come, after waiting at most so long for the first."""
-        found: list[Signal] = []
+    def signals(self, timeout_s: float = 0.0) -> Iterator[Signal]:
+        """Signals that have come, after waiting at most so long for the first.
+
+        One by one: whoever waits for something while it takes one up gets the next, and none is held back meanwhile.
+        """
         try:
             if timeout_s > 0:
-                found.append(self.mesh.signals.get(timeout=timeout_s))
+                yield self.mesh.signals.get(timeout=timeout_s)
             while True:
-                found.append(self.mesh.signals.get_nowait())
+                yield self.mesh.signals.get_nowait()
         except queue.Empty:
-            return found
+            return
 
     def claim(self) -> tuple[int, Fragment]:
         """The number and fragment of the round this worker is to launch next."""

@@ -121,6 +121,11 @@ class Rounds:
         """Rounds that others have launched and this worker has not."""
         return [(r.key, r.fragment, r.lane.codec.name) for r in self._open.values() if not r.launched]
 
+    @property
+    def waiting(self) -> bool:
+        """Whether any round is open."""
+        return bool(self._open)
+
     def waiting_for(self) -> dict[str, list[int]]:
         """Open rounds, and the workers each still misses something from."""
         found: dict[str, list[int]] = {}

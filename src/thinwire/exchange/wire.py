@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket as net
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils.monitor import recv_monitor_message
 
 from thinwire.engine.ports import COORDINATOR, Header, Message
 from thinwire.errors import ProtocolError
@@ -92,11 +94,18 @@ class ZmqWire:
 
     keys: Keys
     coordinator: str
-    host: str
+    host: str | None
+    """Where this machine's workers are reached by others; None for the address that leads to the coordinator."""
 
     def link(self, worker: int, attempt: int) -> ZmqLink:
         """A worker's end."""
-        return ZmqLink(me=worker, attempt=attempt, keys=self.keys, coordinator=self.coordinator, host=self.host)
+        return ZmqLink(
+            me=worker,
+            attempt=attempt,
+            keys=self.keys,
+            coordinator=self.coordinator,
+            host=self.host or _own_address(self.coordinator),
+        )
 
 
 class ZmqLink:
@@ -181,6 +190,13 @@ class ZmqHub:
         self._sockets = _Sockets(keys)
         self._router, self.address = self._sockets.server(host)
         self._router.router_mandatory = True
+        self._monitor = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._poller = zmq.Poller()
+        for one in (self._router, self._monitor):
+            self._poller.register(one, zmq.POLLIN)
+        self._connections: dict[int, tuple[int, int]] = {}
+        """By file descriptor, who was last heard through it."""
+        self._broken: list[tuple[int, int]] = []
         self.refused = 0
 
     def send(self, worker: int, attempt: int, header: Header, payload: memoryview | None = None) -> None:
@@ -192,7 +208,7 @@ class ZmqHub:
 
     def receive(self, timeout_s: float) -> list[Message]:
         found: list[Message] = []
-        if not self._router.poll(int(timeout_s * 1000)):
+        if not self._poller.poll(int(timeout_s * 1000)):
             return found
         for _ in range(1024):
             try:
@@ -204,14 +220,37 @@ class ZmqHub:
                 self.refused += 1
             else:
                 found.append(message)
+                self._connections[frames[0].get(zmq.SRCFD)] = (message.sender, int(message.header.get("a", 0)))
+        self._notice()
         return found
 
+    def broken(self) -> list[tuple[int, int]]:
+        found, self._broken = self._broken, []
+        return found
+
+    def _notice(self) -> None:
+        """After what came before the break was read: who has gone says nothing more."""
+        while self._monitor.poll(0):
+            gone = self._connections.pop(int(recv_monitor_message(self._monitor)["value"]), None)
+            if gone is not None:
+                self._broken.append(gone)
+
     def close(self) -> None:
+        self._router.disable_monitor()
+        self._monitor.close(linger=0)
         self._router.close(linger=1000)
         self._sockets.close()
 
 
-def _send(socket: Any, prefix: list[bytes], header: Header, payload: memoryview | None) -> None:
+def _own_address(coordinator: str) -> str:
+    """The address of this machine on the way to the coordinator; nothing is sent to find it."""
+    host, _, port = coordinator.removeprefix("tcp://").rpartition(":")
+    with net.socket(net.AF_INET, net.SOCK_DGRAM) as probe:
+        probe.connect((host, int(port)))
+        return str(probe.getsockname()[0])
+
+
+def _send(to: Any, prefix: list[bytes], header: Header, payload: memoryview | None) -> None:
     text = json.dumps(header, separators=(",", ":")).encode()
     if len(text) > MAX_HEADER_BYTES:
         raise ProtocolError(f"a header of {len(text)} bytes is over the limit of {MAX_HEADER_BYTES}")
@@ -219,7 +258,7 @@ def _send(socket: Any, prefix: list[bytes], header: Header, payload: memoryview 
     if payload is not None:
         frames.append(payload)
     small = payload is None or payload.nbytes < _ZERO_COPY_BYTES
-    socket.send_multipart(frames, copy=small)
+    to.send_multipart(frames, copy=small)
 
 
 def _parse(frames: list[Any], skip: int) -> Message | None:

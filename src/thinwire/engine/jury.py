@@ -1,0 +1,71 @@
+"""Evaluations: workers report sums over their own validation rows, and together they make a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from thinwire import events
+from thinwire.engine.ports import Header
+from thinwire.engine.stopping import Verdict
+
+
+class Judged(NamedTuple):
+    """One evaluation of the joint model."""
+
+    event: events.Evaluated
+    row: dict[str, Any]
+    """For the history."""
+    stop: str | None
+    """Why the run is to end, if it is."""
+
+    def verdict(self) -> Header:
+        """What workers are told."""
+        event = self.event
+        return {"t": "verdict", "p": event.number, "best": event.best, "stop": self.stop, "metrics": event.metrics}
+
+
+class Jury:
+    """Collects reports by publication, and judges each one when all who have a part in it have spoken."""
+
+    def __init__(self, law: Verdict) -> None:
+        self.law = law
+        self.excused: dict[int, int] = {}
+        """By worker, the last publication made before it held the joint state: it has no part in those."""
+        self._reports: dict[int, dict[int, Header]] = {}
+        self._judged: set[int] = set()
+
+    def hear(self, worker: int, header: Header) -> None:
+        """Takes a report in."""
+        self._reports.setdefault(int(header["p"]), {})[worker] = header
+
+    def ready(self, alive: set[int], total_rows: int, train_loss: float | None) -> Iterator[Judged]:
+        """Judges what can be judged now."""
+        for number in sorted(set(self._reports) - self._judged):
+            reports = self._reports[number]
+            if {w for w in alive if self.excused.get(w, 0) < number} <= set(reports):
+                self._judged.add(number)
+                yield self._judge(number, reports, total_rows, train_loss)
+
+    def _judge(self, number: int, reports: dict[int, Header], total_rows: int, train_loss: float | None) -> Judged:
+        metrics: dict[str, float] = {}
+        for name in sorted({name for r in reports.values() for name in r["sums"]}):
+            weight = sum(float(r["weights"].get(name, 0.0)) for r in reports.values())
+            total = sum(float(r["sums"].get(name, 0.0)) for r in reports.values())
+            if weight > 0:
+                metrics[name] = total / weight
+        best, stop = self.law.judge(metrics) if metrics else (False, None)
+        done = sum(int(r["done"]) for r in reports.values())
+        steps = int(reports[min(reports)]["steps"])
+        epoch = round(done / max(1, total_rows), 4)
+        row = {"number": number, "epoch": epoch, "steps": steps, "rows": done, "train_loss": train_loss, **metrics}
+        event = events.Evaluated(
+            number=number,
+            epoch=epoch,
+            steps=steps,
+            rows=done,
+            metrics=metrics,
+            validation_rows=sum(int(r["rows"]) for r in reports.values()),
+            best=best,
+        )
+        return Judged(event, row, stop)

@@ -1,0 +1,35 @@
+"""Bytes too long for one message, in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+PIECE_BYTES = 4 << 20
+
+
+def pieces(data: bytes) -> Iterator[tuple[int, int, memoryview]]:
+    """Each piece with its number and how many there are."""
+    count = max(1, -(-len(data) // PIECE_BYTES))
+    for index in range(count):
+        yield index, count, memoryview(data)[index * PIECE_BYTES : (index + 1) * PIECE_BYTES]
+
+
+class Parcel:
+    """Pieces that come in, until all are there.
+
+    >>> parcel = Parcel()
+    >>> [parcel.add(i, n, piece) for i, n, piece in pieces(b"abc")]
+    [b'abc']
+    """
+
+    def __init__(self) -> None:
+        self._pieces: dict[int, bytes] = {}
+
+    def add(self, index: int, count: int, piece: memoryview) -> bytes | None:
+        """The whole, with the last of its pieces."""
+        self._pieces[index] = bytes(piece)
+        if len(self._pieces) < count:
+            return None
+        found = b"".join(self._pieces[i] for i in sorted(self._pieces))
+        self._pieces = {}
+        return found
