@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from thinwire.cluster.local import Local
+    from thinwire.cluster.spark import Spark
     from thinwire.engine.deadlines import Deadlines
     from thinwire.engine.stopping import EarlyStopping
     from thinwire.session import Result, fit
@@ -22,6 +23,7 @@ _HOMES = {
     "MPCA": "thinwire.strategies",
     "Relay": "thinwire.strategies",
     "Result": "thinwire.session",
+    "Spark": "thinwire.cluster.spark",
     "SparkNet": "thinwire.strategies",
     "Strategy": "thinwire.strategies",
     "Synchronous": "thinwire.strategies",
@@ -36,6 +38,7 @@ __all__ = [
     "MPCA",
     "Relay",
     "Result",
+    "Spark",
     "SparkNet",
     "Strategy",
     "Synchronous",

@@ -58,8 +58,8 @@ class Display:
             self._validated = "  ".join(f"{k} {v:.4f}" for k, v in event.metrics.items())
         elif isinstance(event, WorkerLost) and self._shown:
             self._console.print(f"[yellow]worker {event.worker} lost:[/] {event.reason.splitlines()[0]}")
-        elif isinstance(event, WorkerJoined) and event.attempt and self._shown:
-            self._console.print(f"worker {event.worker} is back (attempt {event.attempt}) on {event.host}")
+        elif isinstance(event, WorkerJoined) and event.again and self._shown:
+            self._console.print(f"worker {event.worker} is back on {event.host}")
 
     def turn(self) -> None:
         """Redraws from the last heartbeats."""
@@ -72,6 +72,7 @@ class Display:
         self._progress.update(
             self._task,
             completed=rows,
+            total=self._total(),
             description=f"training on {len(self._coordinator.membership.members)} workers" if rows else None,
             detail=f"{detail}  {self._validated}".strip(),
         )
@@ -79,7 +80,7 @@ class Display:
     def _total(self) -> float | None:
         plan = self._job.plan
         if plan.epochs is not None:
-            return plan.epochs * plan.total_rows
+            return plan.epochs * self._coordinator.membership.total_rows or None
         if plan.steps is not None:
             return plan.steps * self._job.batch_size * self._job.workers
         return None

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
 import math
+import signal
+import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 
 from thinwire import __version__, events
 from thinwire.checkpoint import CheckpointStore, Manifest, Part, decode
-from thinwire.cluster import Local
-from thinwire.data import ShardFiles
+from thinwire.cluster.base import Dealt, Site
 from thinwire.display import Display
 from thinwire.engine.coordinator import Coordinator
 from thinwire.engine.outcome import Outcome, Policy
@@ -34,21 +37,25 @@ class Run:
     def __init__(
         self,
         job: Job,
-        cluster: Local,
-        shards: list[ShardFiles],
+        cluster: Site,
+        dealt: Dealt,
         log: RunLog,
         store: CheckpointStore | None,
         earlier: tuple[CheckpointStore, Manifest] | None,
         seed: int,
     ) -> None:
-        self._job, self._cluster, self._shards, self._log = job, cluster, shards, log
+        self._job, self._cluster, self._dealt, self._log = job, cluster, dealt, log
         self._store, self._earlier, self._seed = store, earlier, seed
         self._coordinator: Coordinator | None = None
 
     def execute(self, hub: Hub, policy: Policy, progress: bool | None) -> tuple[Outcome, float]:
         began = time.monotonic()
         self._log.emit(self._started(policy))
-        workforce = self._cluster.launch(functools.partial(work, self._job))
+        with _own_interrupts():
+            return self._served(hub, policy, progress, began)
+
+    def _served(self, hub: Hub, policy: Policy, progress: bool | None, began: float) -> tuple[Outcome, float]:
+        workforce = self._cluster.launch(functools.partial(work, self._job), self._dealt, self._job.wire)
         try:
             coordinator = self._coordinator = Coordinator(
                 hub,
@@ -58,6 +65,7 @@ class Run:
                 commit=self._commit if self._store is not None else None,
                 meta=self._meta,
                 resumed=None if self._earlier is None else dict(self._earlier[1].meta),
+                serve=None if self._dealt.server is None else self._dealt.server.piece,
             )
             with Display(coordinator, self._job, progress) as display:
                 self._log.listen(display.see)
@@ -86,8 +94,8 @@ class Run:
             strategy=name_of(strategy),
             knobs=dataclasses.asdict(strategy),
             workers=policy.workers,
-            rows=policy.total_rows,
-            validation_rows=sum(s.num_validation_rows for s in self._shards),
+            rows=self._dealt.rows,
+            validation_rows=self._dealt.validation_rows,
             seed=self._seed,
             resumed_from=None if self._earlier is None else self._earlier[1].name,
             version=__version__,
@@ -100,7 +108,7 @@ class Run:
             "strategy": name_of(self._job.strategy),
             "workers": self._job.workers,
             "seed": self._seed,
-            "total_rows": self._job.plan.total_rows,
+            "total_rows": self._coordinator.membership.total_rows,
             "rows_done": sum(int((r.get("progress") or {}).get("rows", 0)) for r in reports),
             "thinwire": __version__,
         }
@@ -152,3 +160,16 @@ class Run:
         if out is None or outcome.checkpoint is None:
             return "interrupted; nothing was kept, because the run has no out folder: give one to be able to go on"
         return f"interrupted after {outcome.steps} steps; go on with resume={out!r} (or --resume {out})"
+
+
+@contextlib.contextmanager
+def _own_interrupts() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt here: Spark's own handler would end the workers before they can save."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler if earlier is None else earlier)

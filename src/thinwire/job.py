@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import socket
+import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,16 +16,19 @@ from torch import nn
 
 from thinwire.checkpoint import CheckpointStore, decode, encode
 from thinwire.data import Batch, Loader, Position, Sampler, Shard, ShardFiles
+from thinwire.data.feeds import Feed
 from thinwire.engine.joint import JointState
 from thinwire.engine.plan import WorkerPlan
 from thinwire.engine.ports import COORDINATOR, Link, Wire
 from thinwire.engine.resuming import resume
-from thinwire.engine.worker import LeftError, Worker
-from thinwire.errors import CheckpointError
+from thinwire.engine.signals import CutOffError, LeftError
+from thinwire.engine.worker import Worker
+from thinwire.errors import CheckpointError, TimedOutError
 from thinwire.exchange.peer import MeshPeer, Seat, Trees
 from thinwire.replicas import TorchReplica, TrainSpec
 from thinwire.strategies import Strategy
 
+FETCH_S = 60.0
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -48,7 +52,7 @@ class Job:
     plan: WorkerPlan
     """With worker 0, attempt 0 filled in; each worker puts its own."""
     workers: int
-    shards: tuple[ShardFiles, ...]
+    feed: Feed
     columns: Columns
     batch_size: int
     wire: Wire
@@ -91,15 +95,20 @@ class ShardBatches:
         return iter(()) if self._validation is None else self._validation.batches(Position(0, 0), 1)
 
 
-def work(job: Job, worker: int, attempt: int) -> None:
-    """Runs one worker to its end; whatever goes wrong in it reaches the coordinator with its traceback."""
+def work(job: Job, worker: int, attempt: int, *, first: bool = True, given: Iterable[Any] | None = None) -> bool:
+    """Runs one worker to its end; whatever goes wrong in it reaches the coordinator with its traceback.
+
+    The rest of the arguments are those of `thinwire.cluster.base.Entry`.
+    """
     link = job.wire.link(worker, attempt)
     peer: MeshPeer | None = None
     try:
-        runner, peer = _build(job, worker, attempt, link)
+        runner, peer = _build(job, worker, attempt, link, first, given)
         runner.run()
     except LeftError:
         pass
+    except CutOffError:
+        return False
     except BaseException as error:
         report = {
             "t": "failed",
@@ -117,14 +126,18 @@ def work(job: Job, worker: int, attempt: int) -> None:
     finally:
         if peer is not None and peer.started:
             peer.close()
+    return True
 
 
-def _build(job: Job, worker: int, attempt: int, link: Link) -> tuple[Worker, MeshPeer]:
+def _build(
+    job: Job, worker: int, attempt: int, link: Link, first: bool, given: Iterable[Any] | None
+) -> tuple[Worker, MeshPeer]:
     spec = job.spec
     if spec.device in ("auto", "cuda") and torch.cuda.is_available():
         spec = replace(spec, device=f"cuda:{worker % torch.cuda.device_count()}")
     replica = TorchReplica(job.model, spec, worker)
-    batches = ShardBatches(job.shards[worker], job, worker, replica.device)
+    with job.feed.shard(worker, given, functools.partial(_fetch, link, attempt)) as files:
+        batches = ShardBatches(files, job, worker, replica.device)
     joint = JointState(job.strategy, replica.vector.detach().cpu(), job.workers)
     peer = MeshPeer(
         link,
@@ -132,15 +145,32 @@ def _build(job: Job, worker: int, attempt: int, link: Link) -> tuple[Worker, Mes
         joint,
         codec_name=job.plan.codec,
         trees=Trees(encode, decode),
-        fresh=job.resume is None or attempt > 0,
+        fresh=job.resume is None or not first,
         silence_s=job.silence_s,
     )
     save = None if job.checkpoints is None else CheckpointStore(job.checkpoints).write_part
     plan = replace(job.plan, worker=worker, attempt=attempt)
     runner = Worker(plan, replica, batches, peer, joint, save)
-    if job.resume is not None and attempt == 0:
+    if job.resume is not None and first:
         _resume(runner, job, worker)
     return runner, peer
+
+
+def _fetch(link: Link, attempt: int, name: str) -> Iterator[bytes]:
+    """One of this worker's files, piece by piece from the coordinator."""
+    index, count = 0, 1
+    while index < count:
+        link.send(COORDINATOR, {"t": "fetch", "a": attempt, "name": name, "i": index})
+        deadline = time.monotonic() + FETCH_S
+        answer = None
+        while answer is None:
+            if time.monotonic() > deadline:
+                raise TimedOutError(f"the driver did not send piece {index} of {name!r} within {FETCH_S:.0f} s")
+            found = [m for m in link.receive(0.5) if m.header["t"] == "piece" and m.header["i"] == index]
+            answer = found[0] if found else None
+        count = int(answer.header["n"])
+        yield bytes(answer.payload or b"")
+        index += 1
 
 
 def _resume(runner: Worker, job: Job, worker: int) -> None:
@@ -155,7 +185,7 @@ def _resume(runner: Worker, job: Job, worker: int) -> None:
     own = store.read_part(manifest, named) if same and any(p.name == named for p in manifest.parts) else None
     resume(runner, joint, own)  # type: ignore[arg-type]
     if own is None:
-        epoch = int(manifest.meta["rows_done"]) // max(1, job.plan.total_rows)  # type: ignore[call-overload]
+        epoch = int(manifest.meta["rows_done"]) // max(1, int(manifest.meta["total_rows"]))  # type: ignore[call-overload]
         runner.meter.position = (epoch, 0)
         runner.meter.steps = runner.replica.steps = manifest.step
         runner.meter.rows = epoch * runner.batches.num_rows

@@ -15,8 +15,10 @@ from torch import nn
 
 from thinwire import events
 from thinwire.checkpoint import CheckpointStore, Manifest, write_file
-from thinwire.cluster import Local
-from thinwire.data import open_source, split
+from thinwire.cluster.base import Cluster, Site
+from thinwire.cluster.frames import is_frame
+from thinwire.cluster.local import Local
+from thinwire.data.feeds import Wanted
 from thinwire.driver import Run
 from thinwire.engine.deadlines import Deadlines
 from thinwire.engine.outcome import Policy
@@ -69,7 +71,7 @@ def fit(
     scheduler: SchedulerFactory | None = None,
     scheduler_every: Literal["step", "epoch"] = "epoch",
     strategy: Strategy | str | None = None,
-    cluster: Local | None = None,
+    cluster: Cluster | None = None,
     codec: str = "float32",
     epochs: int | None = None,
     steps: int | None = None,
@@ -130,7 +132,8 @@ def fit(
         progress: show a live display; only on a terminal unless said.
     """
     chosen = _strategy(strategy)
-    where = cluster or Local()
+    where = (cluster or _default_cluster(data)).site(data)
+    patience = where.deadlines(deadlines)
     factory = model_by_name(model) if isinstance(model, str) else model
     spec = TrainSpec(
         loss=loss,
@@ -153,34 +156,30 @@ def fit(
         out = resume
     policy_stop = Target.parse(until) if until else None
     with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
-        source = open_source(data)
-        held = validation if validation is None or isinstance(validation, float | int) else open_source(validation)
-        names = _columns(source.schema.names, inputs, label, weight)
-        columns = None if transform is not None else [*names, *(n for n in (label, weight) if n)]
-        shards = split(
-            source,
-            workers=where.workers,
-            directory=folder,
-            validation=float(held) if isinstance(held, int) else held,
+        opened = where.open(data, validation)
+        where.look()
+        names = _columns([n for n in opened.names if n != opened.indicator], inputs, label, weight)
+        wanted = Wanted(
+            columns=None if transform is not None else (*names, *(n for n in (label, weight) if n)),
+            validation=float(validation) if isinstance(validation, float | int) else 0.0,
+            indicator=opened.indicator,
             seed=seed,
-            columns=columns,
         )
+        dealt = opened.deal(wanted, folder)
         log = RunLog(out, callbacks)
         store = CheckpointStore(f"{out.rstrip('/')}/checkpoints") if out is not None else None
         earlier = _earlier(resume, chosen) if resume is not None else None
-        total_rows = sum(s.num_rows for s in shards)
         plan = WorkerPlan(
             worker=0,
             attempt=0,
-            total_rows=total_rows,
             epochs=epochs,
             steps=steps,
-            evaluates=any(s.num_validation_rows for s in shards),
+            evaluates=validation is not None and dealt.validation_rows != 0,
             evaluate_every=evaluate_every,
             checkpoint_every=None if store is None else checkpoint_every or "auto",
             keeps_best=stop is not None if restore_best is None else restore_best,
             codec=codec,
-            deadlines=deadlines or Deadlines(),
+            deadlines=patience,
         )
         hub, wire = _wire(where)
         job = Job(
@@ -189,20 +188,19 @@ def fit(
             strategy=chosen,
             plan=plan,
             workers=where.workers,
-            shards=tuple(shards),
-            columns=Columns(inputs=names, label=label, weight=weight, transform=_both(source.transform, transform)),
+            feed=dealt.feed,
+            columns=Columns(inputs=names, label=label, weight=weight, transform=in_turn(opened.transform, transform)),
             batch_size=batch_size,
             wire=wire,
             checkpoints=None if store is None else store.url,
             resume=None if earlier is None else (earlier[0].url, earlier[1].name),
         )
-        run = Run(job, where, shards, log, store, earlier, seed)
+        run = Run(job, where, dealt, log, store, earlier, seed)
         policy = Policy(
             workers=where.workers,
-            total_rows=total_rows,
             stop=stop,
             until=policy_stop,
-            deadlines=deadlines or Deadlines(),
+            deadlines=patience,
         )
         try:
             outcome, seconds = run.execute(hub, policy, progress)
@@ -217,9 +215,18 @@ def fit(
         return Result(run.trained(outcome), outcome.history, summary)
 
 
-def _wire(cluster: Local) -> tuple[Hub, Wire]:
+def _default_cluster(data: Any) -> Cluster:
+    """Two processes here, or the Spark cluster that the data is on."""
+    if not is_frame(data):
+        return Local()
+    from thinwire.cluster.spark import Spark
+
+    return Spark()
+
+
+def _wire(cluster: Site) -> tuple[Hub, Wire]:
     """The coordinator's end of a run's wire, and what workers make theirs from."""
-    if not cluster.processes:
+    if cluster.in_process:
         from thinwire.exchange.memory import MemoryHub, Room
 
         room = Room()
@@ -228,7 +235,7 @@ def _wire(cluster: Local) -> tuple[Hub, Wire]:
 
     keys = Keys.make()
     hub = ZmqHub(keys=keys, host=cluster.host)
-    return hub, ZmqWire(keys, hub.address, cluster.host)
+    return hub, ZmqWire(keys, hub.address, cluster.peer_host)
 
 
 def _strategy(given: Strategy | str | None) -> Strategy:
@@ -279,13 +286,14 @@ def _columns(
     return found
 
 
-def _both(first: Transform | None, second: Transform | None) -> Transform | None:
+def in_turn(first: Transform | None, second: Transform | None) -> Transform | None:
+    """Two transforms as one."""
     if first is None or second is None:
         return first or second
-    return functools.partial(_in_turn, first, second)
+    return functools.partial(_composed, first, second)
 
 
-def _in_turn(first: Transform, second: Transform, columns: dict[str, Any]) -> dict[str, Any]:
+def _composed(first: Transform, second: Transform, columns: dict[str, Any]) -> dict[str, Any]:
     return second(first(columns))
 
 

@@ -1,5 +1,1 @@
-"""Where workers run."""
-
-from thinwire.cluster.local import Local
-
-__all__ = ["Local"]
+"""Where workers run. Nothing is imported here, so that `thinwire.cluster.nursery` can start before torch is loaded."""

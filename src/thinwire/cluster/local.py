@@ -7,17 +7,15 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-import cloudpickle
-
+from thinwire.cluster.base import Dealt, DriverData, Entry
 from thinwire.cluster.nursery import shared
-from thinwire.engine.ports import Exit
+from thinwire.cluster.shipping import packed
+from thinwire.engine.deadlines import Deadlines
+from thinwire.engine.ports import Exit, Wire
 from thinwire.errors import ConfigError
-
-Entry = Callable[[int, int], None]
-"""What a worker process runs: a function of the worker's number and attempt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +43,23 @@ class Local:
         if self.threads != "auto" and (not isinstance(self.threads, int) or self.threads < 1):
             raise ConfigError(f"cluster.threads = {self.threads!r} is not a count; use 1 or more, or 'auto'")
 
-    host = "127.0.0.1"
+    host = peer_host = "127.0.0.1"
+
+    def site(self, data: Any) -> Local:
+        """This machine, whatever the data. What forks workers starts now, while the data is read."""
+        if self.processes:
+            shared()
+        return self
+
+    @property
+    def in_process(self) -> bool:
+        return not self.processes
+
+    def deadlines(self, given: Deadlines | None) -> Deadlines:
+        return given or Deadlines()
+
+    def open(self, data: Any, validation: Any) -> DriverData:
+        return DriverData(data, validation, self.workers, shared_disk=True)
 
     @property
     def threads_each(self) -> int:
@@ -54,18 +68,23 @@ class Local:
             return self.threads
         return max(1, _processors() // self.workers)
 
-    def launch(self, entry: Entry) -> LocalWorkforce | ThreadWorkforce:
+    def look(self) -> None:
+        """Nothing to look at: it is this machine."""
+
+    def launch(self, entry: Entry, dealt: Dealt, wire: Wire) -> LocalWorkforce | ThreadWorkforce:
         """Starts the workers."""
         if not self.processes:
             return ThreadWorkforce(entry, self.workers)
-        force = LocalWorkforce(self, cloudpickle.dumps(entry))
+        force = LocalWorkforce(self, packed(entry))
         for worker in range(self.workers):
             force.start(worker, 0)
         return force
 
 
 class LocalWorkforce:
-    """The running processes; see `thinwire.engine.coordinator.Workforce`."""
+    """The running processes; see `thinwire.engine.ports.Workforce`."""
+
+    revives = False
 
     def __init__(self, cluster: Local, payload: bytes) -> None:
         self._cluster, self._payload = cluster, payload
@@ -84,10 +103,13 @@ class LocalWorkforce:
         self._nursery.poll()
         found = []
         for key, token in list(self._running.items()):
-            code = self._nursery.endings.pop(token, None if self._nursery.alive else -signal.SIGKILL)
-            if code is not None:
-                del self._running[key]
-                found.append(Exit(*key, reason=_explain(code, self._tail(*key))))
+            code = self._nursery.endings.pop(token, None)
+            if code is None and self._nursery.alive:
+                continue
+            del self._running[key]
+            gone = "the process that starts workers has ended"
+            reason = gone if code is None else _explain(code, self._tail(*key))
+            found.append(Exit(*key, reason=reason))
         return found
 
     def replace(self, worker: int, attempt: int) -> bool:
@@ -126,7 +148,9 @@ class LocalWorkforce:
 
 
 class ThreadWorkforce:
-    """Workers as threads; see `thinwire.engine.coordinator.Workforce`."""
+    """Workers as threads; see `thinwire.engine.ports.Workforce`."""
+
+    revives = False
 
     def __init__(self, entry: Entry, workers: int) -> None:
         self._threads = [

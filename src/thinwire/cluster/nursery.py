@@ -20,7 +20,7 @@ import sys
 import threading
 from typing import Any
 
-_START = "from thinwire.cluster.nursery import main; main()"
+_START = "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from thinwire.cluster.nursery import main; main()"
 WARM_CODECS = ("int4", "int2")
 """Compiled once here, so that no worker has to."""
 PRELOADED = ("torch", "torch._dynamo", "numpy.random", "zmq.auth.thread", "pyarrow", "cloudpickle", "thinwire.job")
@@ -34,7 +34,7 @@ class Nursery:
         requests, self._requests = os.pipe()
         self._replies, replies = os.pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, str(requests), str(replies)],
+            [sys.executable, "-c", _START, str(requests), str(replies), json.dumps(sys.path)],
             pass_fds=(requests, replies),
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the driver, which then asks the workers to save and stop
@@ -225,7 +225,7 @@ def _work(payload: bytes, worker: int, attempt: int, threads: int) -> None:
 
     torch.set_num_threads(threads)
     torch.set_num_interop_threads(1)
-    cloudpickle.loads(payload)(worker, attempt)  # from the driver's own pipe, never from the network
+    cloudpickle.loads(payload)(worker, attempt, first=attempt == 0)  # from the driver's own pipe
 
 
 def _leave_with(alive: int) -> None:

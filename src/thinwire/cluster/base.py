@@ -1,0 +1,119 @@
+"""What a cluster is to a run: a place for its data, and workers that come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from thinwire.data import ShardFiles, Source, open_source, split
+from thinwire.data.feeds import Beside, Feed, Fetched, Server, Wanted
+from thinwire.engine.deadlines import Deadlines
+from thinwire.engine.ports import Wire, Workforce
+
+
+class Entry(Protocol):
+    """What a worker runs."""
+
+    def __call__(self, worker: int, attempt: int, *, first: bool = True, given: Iterable[Any] | None = None) -> bool:
+        """One worker's life; False where it ended because the coordinator could no longer be heard.
+
+        Args:
+            worker: its number.
+            attempt: larger than that of all who had this number before.
+            first: whether nobody had.
+            given: record batches of its rows, where the cluster has them.
+        """
+
+
+Transform = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """Data on its way to workers."""
+
+    feed: Feed
+    rows: int | None = None
+    """Training rows, where they are known before workers have read them."""
+    validation_rows: int | None = None
+    server: Server | None = None
+    """Who answers workers that fetch."""
+    frame: Any = None
+    """A Spark DataFrame of one partition a worker."""
+
+
+class Opened(Protocol):
+    """Data that has been looked at, not yet read."""
+
+    names: list[str]
+    transform: Transform | None
+    indicator: str | None
+    """A column that is true for validation rows, where the data has one."""
+
+    def deal(self, wanted: Wanted, folder: str) -> Dealt: ...
+
+
+class Cluster(Protocol):
+    """Where workers are to run, as a user says it."""
+
+    def site(self, data: Any) -> Site:
+        """The place itself, as it is now, for this data."""
+
+
+class Site(Protocol):
+    """Where workers run."""
+
+    @property
+    def workers(self) -> int: ...
+
+    @property
+    def host(self) -> str:
+        """The address of this machine at which workers reach the coordinator."""
+
+    @property
+    def peer_host(self) -> str | None:
+        """The address at which a worker is reached by others; None lets each find its own."""
+
+    @property
+    def in_process(self) -> bool:
+        """Whether workers are threads of this process."""
+
+    def deadlines(self, given: Deadlines | None) -> Deadlines:
+        """How long to wait for workers here, unless said."""
+
+    def open(self, data: Any, validation: Any) -> Opened: ...
+
+    def look(self) -> None:
+        """Raises ConfigError where workers could not run."""
+
+    def launch(self, entry: Entry, dealt: Dealt, wire: Wire) -> Workforce:
+        """Starts the workers; `wire` is for those that fail before they can read `entry`."""
+
+
+class DriverData:
+    """Data that the driver reads and deals out: arrays, tables, files, built-in sets."""
+
+    def __init__(self, data: Any, validation: Any, workers: int, *, shared_disk: bool) -> None:
+        self._source: Source = open_source(data)
+        share = validation is None or isinstance(validation, float | int)
+        self._held = validation if share else open_source(validation)
+        self._workers, self._shared_disk = workers, shared_disk
+        self.names: list[str] = list(self._source.schema.names)
+        self.transform = self._source.transform
+        self.indicator: str | None = None
+
+    def deal(self, wanted: Wanted, folder: str) -> Dealt:
+        held = wanted.validation if self._held is None or isinstance(self._held, float | int) else self._held
+        files: list[ShardFiles] = split(
+            self._source,
+            workers=self._workers,
+            directory=folder,
+            validation=held,
+            seed=wanted.seed,
+            columns=wanted.columns,
+        )
+        rows = sum(f.num_rows for f in files), sum(f.num_validation_rows for f in files)
+        if self._shared_disk:
+            return Dealt(Beside(tuple(files)), *rows)
+        return Dealt(Fetched(files[0].validation is not None), *rows, server=Server(files))

@@ -1,0 +1,141 @@
+"""Spark DataFrames as data: their columns, and how their rows become one partition a worker."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from thinwire.cluster.base import Dealt, Transform
+from thinwire.cluster.sessions import is_remote
+from thinwire.data.feeds import Streamed, Wanted
+from thinwire.errors import ConfigError, DataError, nearest
+
+INDICATOR = "__thinwire_validation"
+IMAGE_FIELDS = ("origin", "height", "width", "nChannels", "mode", "data")
+_log = logging.getLogger("thinwire.spark")
+
+
+def is_frame(data: Any) -> bool:
+    """Whether data is a Spark DataFrame, without importing pyspark."""
+    kind = type(data)
+    return kind.__name__ == "DataFrame" and kind.__module__.startswith("pyspark.sql")
+
+
+class FrameData:
+    """A DataFrame as data; see `thinwire.cluster.base.Opened`."""
+
+    def __init__(self, frame: Any, validation: Any, workers: int, repartition: bool | str) -> None:
+        self._frame, self._workers, self._repartition = frame, workers, repartition
+        self.names: list[str] = list(frame.columns)
+        self.indicator = validation if isinstance(validation, str) else None
+        self._held = validation if is_frame(validation) else None
+        if self.indicator is not None and self.indicator not in self.names:
+            raise DataError(f"validation column {self.indicator!r} is not there. {nearest(self.indicator, self.names)}")
+        if not (validation is None or self.indicator or is_frame(validation) or isinstance(validation, float | int)):
+            raise ConfigError(
+                f"validation is a {type(validation).__name__}; with a DataFrame it is a share of the rows, another "
+                "DataFrame, or the name of a column that is true for validation rows"
+            )
+        self.transform = image_decoder(frame)
+
+    def deal(self, wanted: Wanted, folder: str) -> Dealt:
+        frame, chosen = self._frame, wanted.columns
+        if chosen is not None:
+            for name in chosen:
+                if name not in self.names:
+                    raise DataError(f"column {name!r} is not in the data. {nearest(name, self.names)}")
+            keep = [*dict.fromkeys(chosen), *([wanted.indicator] if wanted.indicator else [])]
+            frame = frame.select(*[_quoted(name) for name in keep])
+        if self._held is not None:
+            frame, wanted = _joined(frame, self._held, wanted)
+        frame, kept = self._dealt(frame)
+        return Dealt(Streamed(arrow_schema(frame), wanted), frame=(frame, kept))
+
+    def _dealt(self, frame: Any) -> tuple[Any, bool]:
+        """A frame of one partition a worker, and whether it was persisted for this run."""
+        pieces = None if self._repartition is True else _pieces_straight_from_files(frame)
+        if self._repartition is False or (pieces is not None and pieces >= self._workers):
+            return (frame if pieces == self._workers else frame.coalesce(self._workers)), False
+        frame = frame.repartition(self._workers)
+        # A shuffle right under the workers would make one lost executor restart them all: its outcome is kept, twice.
+        from pyspark import StorageLevel
+
+        return frame.persist(StorageLevel.DISK_ONLY_2), True
+
+
+def image_decoder(frame: Any) -> Transform | None:
+    """What makes tensors of a frame's image columns; None where it has none."""
+    images = tuple(f.name for f in frame.schema.fields if _is_image(f.dataType))
+    return functools.partial(decode_images, images) if images else None
+
+
+def arrow_schema(frame: Any) -> Any:
+    """The Arrow schema of a frame's batches."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(frame.schema)
+
+
+def decode_images(names: Sequence[str], columns: dict[str, Any]) -> dict[str, Any]:
+    """Columns of Spark's image schema as float32 tensors of channels × height × width, colours in RGB, from 0 to 1."""
+    for name in names:
+        if name in columns:
+            columns = columns | {name: _stacked(name, columns[name])}
+    return columns
+
+
+def _stacked(name: str, images: Any) -> Any:
+    decoded = [_decoded(image) for image in images]
+    shapes = {image.shape for image in decoded}
+    if len(shapes) > 1:
+        shown = ", ".join("×".join(map(str, s)) for s in sorted(shapes)[:3])
+        raise DataError(
+            f"column {name!r} has images of different sizes ({shown}); a batch needs one size. Give a transform that "
+            "resizes them."
+        )
+    return np.stack(decoded)
+
+
+def _decoded(image: dict[str, Any]) -> np.ndarray[Any, Any]:
+    height, width, channels = int(image["height"]), int(image["width"]), int(image["nChannels"])
+    pixels = np.frombuffer(image["data"], np.uint8).reshape(height, width, channels)
+    if channels >= 3:  # stored as blue, green, red
+        pixels = np.concatenate([pixels[..., 2::-1], pixels[..., 3:]], axis=-1)
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1)).astype(np.float32) / 255.0
+
+
+def _is_image(kind: Any) -> bool:
+    return tuple(getattr(kind, "names", ())) == IMAGE_FIELDS
+
+
+def _joined(frame: Any, held: Any, wanted: Wanted) -> tuple[Any, Wanted]:
+    """Training and validation rows in one frame, told apart by a column."""
+    from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
+
+    missing = [name for name in frame.columns if name not in held.columns]
+    if missing:
+        raise DataError(f"the validation DataFrame lacks {', '.join(map(repr, missing))}. Give it the same columns.")
+    both = frame.withColumn(INDICATOR, F.lit(False)).unionByName(
+        held.select(*[_quoted(n) for n in frame.columns]).withColumn(INDICATOR, F.lit(True))
+    )
+    return both, wanted._replace(indicator=INDICATOR)
+
+
+def _pieces_straight_from_files(frame: Any) -> int | None:
+    """Partitions of a frame that involves no shuffle, so that a lost one is read again; None where it does."""
+    if is_remote(frame.sparkSession):
+        return None
+    with contextlib.suppress(Exception):  # the plan is internal to Spark: where it cannot be read, rows are dealt out
+        plan = frame._jdf.queryExecution().executedPlan().toString()
+        if not any(word in plan for word in ("Exchange", "Shuffle", "ObjectHashAggregate")):
+            return int(frame._jdf.rdd().getNumPartitions())
+    return None
+
+
+def _quoted(name: str) -> str:
+    return f"`{name}`"

@@ -1,0 +1,307 @@
+"""A look at every executor before a run: what it has installed, whom it can reach, and what to change.
+
+The probe runs on executors that may lack thinwire, so it uses Python's own library only and travels by value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import selectors
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+
+from thinwire.cluster.sessions import cancel, is_remote, job_runner, setting, slots
+from thinwire.errors import ConfigError, TimedOutError
+
+PACKAGES = ("torch", "thinwire", "pyarrow", "pyzmq", "numpy")
+GATHER_S = 4.0
+PROBE_S = 120.0
+LEAST_MEMORY = 1 << 30
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What one task found on its executor."""
+
+    task: int
+    host: str
+    address: str
+    python: str
+    executable: str
+    packages: dict[str, str | None]
+    memory_bytes: int | None
+    disk_bytes: int | None
+    cores: int | None
+    driver: str | None
+    """Why the driver could not be reached; None where it could."""
+    peers: dict[str, str | None]
+    """By address of another task, why it could not be reached."""
+
+
+@dataclass
+class Findings:
+    """What the probes add up to."""
+
+    probes: list[Probe]
+    workers: int
+    slots: int | None
+    driver: str
+    problems: list[str] = field(default_factory=list)
+    """What makes a run impossible, and what to change."""
+    warnings: list[str] = field(default_factory=list)
+
+    def refuse(self) -> None:
+        """Raises ConfigError where a run cannot work."""
+        if self.problems:
+            listed = "\n".join(f"  - {problem}" for problem in self.problems)
+            raise ConfigError(f"the Spark cluster is not ready for {self.workers} workers:\n{listed}")
+
+
+def examine(session: Any, workers: int, host: str, *, timeout_s: float = PROBE_S) -> Findings:
+    """Probes as many tasks as there are to be workers."""
+    meeting = _Meeting(host, workers)
+    try:
+        rows = _run(session, workers, _probe_task(host, meeting.port, PACKAGES), timeout_s)
+    finally:
+        meeting.close()
+    probes = [Probe(**json.loads(row)) for row in rows]
+    findings = Findings(probes, workers, slots(session), f"{host}:{meeting.port}")
+    _judge(findings, session)
+    return findings
+
+
+def _judge(findings: Findings, session: Any) -> None:
+    problems, warnings = findings.problems, findings.warnings
+    own = {name: _version(name) for name in PACKAGES}
+    for name in PACKAGES:
+        lacking = sorted({p.host for p in findings.probes if p.packages[name] is None})
+        if lacking:
+            where = findings.probes[0].executable
+            problems.append(
+                f"{len(lacking)} of {_hosts(findings)} hosts lack {name} ({', '.join(lacking[:4])}): install it for "
+                f"{where} there, or set PYSPARK_PYTHON to a Python that has it"
+            )
+        for probe in findings.probes:
+            there, here = probe.packages[name], own[name]
+            if there and here and _short(there) != _short(here):
+                sort = problems if name == "thinwire" else warnings
+                sort.append(f"{name} is {there} on {probe.host} and {here} here; install the same version on both")
+                break
+    here = platform.python_version()
+    for probe in findings.probes:
+        if _short(probe.python) != _short(here):
+            problems.append(f"Python is {probe.python} on {probe.host} and {here} here; use one minor version")
+            break
+    for probe in findings.probes:
+        if probe.driver is not None:
+            problems.append(
+                f"{probe.host} cannot reach this machine at {findings.driver} ({probe.driver}); open that way, or name "
+                "an address that executors can reach: tw.Spark(host=…)"
+            )
+        for peer, why in probe.peers.items():
+            if why is not None:
+                problems.append(f"{probe.host} cannot reach a worker at {peer} ({why}); open ports between executors")
+        if probe.memory_bytes is not None and probe.memory_bytes < LEAST_MEMORY:
+            free = probe.memory_bytes >> 20
+            warnings.append(f"{probe.host} has {free} MiB of memory left; a worker lives beside the executor's JVM")
+    if findings.slots is not None and findings.slots < findings.workers:
+        warnings.append(
+            f"{findings.workers} workers are asked for and there are {findings.slots} slots; training starts with "
+            "those, and the others join as slots appear"
+        )
+    if setting(session, "spark.speculation", "false").lower() == "true":
+        warnings.append("spark.speculation is on: a slow worker's twin takes its place; turn it off for training")
+    failures = int(setting(session, "spark.task.maxFailures", "4"))
+    local = setting(session, "spark.master", "").startswith("local[")
+    if failures < 8 and not is_remote(session) and not local:
+        warnings.append(
+            f"spark.task.maxFailures is {failures}: Spark ends the job when one worker is lost so often; set it to 100"
+        )
+
+
+def _run(session: Any, workers: int, probe: Callable[[Iterator[Any]], Iterator[Any]], timeout_s: float) -> list[str]:
+    found: list[str] = []
+    errors: list[BaseException] = []
+
+    def act() -> None:
+        try:
+            frame = session.range(0, workers, 1, workers).mapInArrow(probe, "found string")
+            found.extend(row["found"] for row in frame.collect())
+        except BaseException as error:
+            errors.append(error)
+
+    tag = f"thinwire-preflight-{uuid.uuid4().hex[:8]}"
+    job = job_runner(session, tag, "thinwire: preflight", act)
+    job.start()
+    job.join(timeout_s)
+    if job.is_alive():
+        cancel(session, tag)
+        raise TimedOutError(
+            f"no answer from {workers} tasks within {timeout_s:.0f} s; are there executors with free slots?"
+        )
+    if errors:
+        raise ConfigError(_explained(errors[0])) from errors[0]
+    return found
+
+
+def _explained(error: BaseException) -> str:
+    text = str(error)
+    for name in ("pyarrow", "pandas"):
+        if f"No module named '{name}'" in text or (name == "pandas" and "Pandas >=" in text):
+            return (
+                f"the executors' Python lacks {name}, which Spark needs for Arrow: set PYSPARK_PYTHON to a Python that "
+                "has thinwire[spark] installed, before the session starts"
+            )
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("at ")]
+    return "a first task on the executors failed:\n" + "\n".join(lines[-12:])
+
+
+class _Meeting:
+    """Where probes meet: each says where it listens, and all are told of the others. Plain text, nothing is run."""
+
+    def __init__(self, host: str, expected: int) -> None:
+        self._expected = expected
+        self._server = socket.create_server((host, 0))
+        self.port = int(self._server.getsockname()[1])
+        self._thread = threading.Thread(target=self._serve, name="preflight", daemon=True)
+        self._open = True
+        self._thread.start()
+
+    def close(self) -> None:
+        self._open = False
+        self._thread.join(GATHER_S + 2.0)
+        self._server.close()
+
+    def _serve(self) -> None:
+        waiting: list[tuple[socket.socket, str]] = []
+        last = time.monotonic()
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._server, selectors.EVENT_READ)
+            while self._open:
+                if ready.select(0.2):
+                    with contextlib.suppress(OSError):
+                        guest, _ = self._server.accept()
+                        guest.settimeout(2.0)
+                        waiting.append((guest, guest.makefile().readline(200).strip()))
+                        last = time.monotonic()
+                full = len(waiting) >= self._expected
+                if waiting and (full or time.monotonic() - last > GATHER_S):
+                    self._tell(waiting)
+                    waiting = []
+        self._tell(waiting)
+
+    def _tell(self, waiting: list[tuple[socket.socket, str]]) -> None:
+        told = (json.dumps([address for _, address in waiting if address]) + "\n").encode()
+        for guest, _ in waiting:
+            with contextlib.suppress(OSError):
+                guest.sendall(told)
+        deadline = time.monotonic() + 3.0 * len(waiting) + 3.0
+        for guest, _ in waiting:
+            with contextlib.suppress(OSError):
+                guest.settimeout(max(0.1, deadline - time.monotonic()))
+                guest.recv(16)
+        for guest, _ in waiting:
+            with contextlib.suppress(OSError), guest:
+                guest.sendall(b"bye\n")
+
+
+def _probe_task(host: str, port: int, packages: tuple[str, ...]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """The probe, as a function that travels by value: what it needs it imports itself."""
+
+    def probe(batches: Iterator[Any]) -> Iterator[Any]:
+        import json
+        import os
+        import platform
+        import shutil
+        import socket
+        import sys
+        import tempfile
+        from importlib import metadata
+
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        for _ in batches:
+            pass
+        peers: dict[str, str | None] = {}
+        own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        listener, driver, others, here = None, None, [], "?"
+        try:
+            own.connect((host, port))
+            here = own.getsockname()[0]
+            listener = socket.create_server((here, 0))
+            mine = f"{here}:{listener.getsockname()[1]}"
+            with socket.create_connection((host, port), timeout=5.0) as meeting:
+                meeting.sendall((mine + "\n").encode())
+                meeting.settimeout(30.0)
+                said = meeting.makefile()
+                others = [a for a in json.loads(said.readline()) if a != mine]
+                for address in others:
+                    name, _, number = address.rpartition(":")
+                    try:
+                        socket.create_connection((name, int(number)), timeout=3.0).close()
+                        peers[address] = None
+                    except OSError as error:
+                        peers[address] = str(error)
+                meeting.sendall(b"done\n")
+                said.readline()  # until all are done: the others still want to be let in here
+        except (OSError, ValueError) as error:
+            driver = str(error)
+        finally:
+            own.close()
+        versions: dict[str, str | None] = {}
+        for package in packages:
+            try:
+                versions[package] = metadata.version(package)
+            except metadata.PackageNotFoundError:
+                versions[package] = None
+        memory = None
+        if os.path.exists("/proc/meminfo"):
+            with open("/proc/meminfo") as file:
+                memory = next((int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable")), None)
+        found = {
+            "task": TaskContext.get().partitionId(),  # type: ignore[union-attr]
+            "host": socket.gethostname(),
+            "address": here,
+            "python": platform.python_version(),
+            "executable": sys.executable,
+            "packages": versions,
+            "memory_bytes": memory,
+            "disk_bytes": shutil.disk_usage(tempfile.gettempdir()).free,
+            "cores": os.cpu_count(),
+            "driver": driver,
+            "peers": peers,
+        }
+        yield pa.RecordBatch.from_pydict({"found": [json.dumps(found)]})
+        if listener is not None:
+            listener.close()
+
+    return probe
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _short(version: str) -> str:
+    """Major and minor.
+
+    >>> _short("2.13.0+cpu")
+    '2.13'
+    """
+    return ".".join(version.split("+")[0].split(".")[:2])
+
+
+def _hosts(findings: Findings) -> int:
+    return len({p.host for p in findings.probes})

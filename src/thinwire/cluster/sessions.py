@@ -1,0 +1,124 @@
+"""What differs between Spark's own sessions and those of Spark Connect, in one place."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from thinwire.errors import ConfigError
+
+
+def is_remote(session: Any) -> bool:
+    """Whether a session is Spark Connect's: no JVM here, no RDDs, no SparkContext."""
+    return type(session).__module__.startswith("pyspark.sql.connect")
+
+
+def find_session(given: Any, data: Any, master: str | None, workers: int | None) -> Any:
+    """The session of the data, or the active one, or a new one of `master`."""
+    if given is not None:
+        return given
+    if type(data).__module__.startswith("pyspark.sql"):
+        return data.sparkSession
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise ConfigError("cluster = Spark needs pyspark; install it with: pip install 'thinwire[spark]'") from error
+    active = SparkSession.getActiveSession()
+    if active is not None and master is None:
+        return active
+    return start_session(master, workers or 2)
+
+
+def start_session(master: str | None, workers: int) -> Any:
+    """A session of this process; without a master, Spark embedded in it with one slot a worker."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # executors on this machine run what the driver runs
+    from pyspark.sql import SparkSession
+
+    if master is not None and master.startswith("sc://"):
+        return SparkSession.builder.remote(master).getOrCreate()
+    builder = SparkSession.builder.appName("thinwire").master(master or f"local[{workers},1000]")
+    if master is None or master.startswith("local"):
+        builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+        builder = builder.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
+    builder = builder.config("spark.task.maxFailures", "1000")  # a lost executor counts as a failure of its tasks
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def slots(session: Any) -> int | None:
+    """Task slots that the cluster has now; None where it does not say."""
+    if is_remote(session):
+        return None
+    context = session.sparkContext
+    cpus = int(context.getConf().get("spark.task.cpus", "1"))
+    return max(1, int(context.defaultParallelism) // cpus)
+
+
+def setting(session: Any, name: str, default: str) -> str:
+    """One of Spark's settings, as text."""
+    if not is_remote(session):
+        return str(session.sparkContext.getConf().get(name, default))
+    try:
+        return str(session.conf.get(name, default))
+    except Exception:  # a static setting that Connect does not tell
+        return default
+
+
+def driver_host(session: Any) -> str:
+    """An address of this machine that executors can reach."""
+    named = setting(session, "spark.driver.host", "")
+    for name in (named, socket.gethostname()):
+        with contextlib.suppress(OSError):
+            address = socket.gethostbyname(name) if name else ""
+            if address and _is_here(address):
+                return address
+    if is_remote(session):
+        return _towards(session)
+    return "127.0.0.1"
+
+
+def job_runner(session: Any, tag: str, description: str, act: Callable[[], Any]) -> threading.Thread:
+    """A thread that runs Spark jobs under a tag, by which they can be cancelled; not yet started."""
+
+    def run() -> None:
+        if is_remote(session):
+            session.addTag(tag)
+        else:
+            session.sparkContext.setJobGroup(tag, description, interruptOnCancel=True)
+        act()
+
+    return threading.Thread(target=run, name=f"spark-{tag}", daemon=True)
+
+
+def cancel(session: Any, tag: str) -> None:
+    """Ends all jobs under a tag."""
+    with contextlib.suppress(Exception):  # the session itself may have ended
+        if is_remote(session):
+            session.interruptTag(tag)
+        else:
+            session.sparkContext.cancelJobGroup(tag)
+
+
+def _is_here(address: str) -> bool:
+    """Whether this machine can listen at an address."""
+    with socket.socket() as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+        return True
+
+
+def _towards(session: Any) -> str:
+    """The address of this machine on the way to a Connect server."""
+    host = str(getattr(session.client, "host", None) or "127.0.0.1")
+    host = os.environ.get("THINWIRE_HOST", host)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))
+        return str(probe.getsockname()[0])

@@ -1,0 +1,208 @@
+"""Workers as tasks of a Spark job. Importing this starts no JVM; pyspark is loaded when a cluster is first used.
+
+A worker is a task of the DataFrame's own lineage: it reads its partition, writes it to local files, and trains until
+the run is over. There is no barrier stage, so Spark runs a lost task again elsewhere while the others go on::
+
+    df ─ repartition(K) ─ persist on two executors ─ mapInArrow(worker) ─ collect()      in a thread of the driver
+                                                          │
+                                      coordinator ◀───────┘  joins as worker = partition, attempt = the task's
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import socket
+import traceback
+import uuid
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import cloudpickle
+
+from thinwire.cluster.base import Dealt, DriverData, Entry
+from thinwire.cluster.frames import FrameData, is_frame
+from thinwire.cluster.preflight import examine
+from thinwire.cluster.sessions import cancel, driver_host, find_session, job_runner, setting, slots
+from thinwire.cluster.shipping import packed
+from thinwire.engine.deadlines import Deadlines
+from thinwire.engine.ports import COORDINATOR, WHOEVER, Exit, Wire
+from thinwire.errors import ConfigError, TimedOutError
+
+GATHER_S = 10.0
+RETURNS = "worker int, attempt bigint, host string, pid int"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spark:
+    """Workers as tasks of a Spark cluster, one slot each.
+
+    Args:
+        workers: how many; None takes one for each task slot that the cluster has now.
+        session: the SparkSession; None takes that of the data, or the active one, or starts one.
+        master: of a session to start, such as "spark://host:7077"; None embeds Spark in this process.
+        threads: torch threads of each worker; "auto" takes the cores that Spark gives a task.
+        repartition: whether rows are first dealt out evenly to workers; "auto" does, unless a DataFrame comes straight
+            from files in at least as many pieces as there are workers.
+        host: this machine's address as executors see it; None takes Spark's own.
+        preflight: look at the executors before the run starts.
+    """
+
+    workers: int | None = None
+    session: Any = field(default=None, repr=False, compare=False)
+    master: str | None = None
+    threads: int | str = "auto"
+    repartition: bool | str = "auto"
+    host: str | None = None
+    preflight: bool = True
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise ConfigError(f"cluster.workers = {self.workers} is too small; use 1 or more")
+        if self.threads != "auto" and (not isinstance(self.threads, int) or self.threads < 1):
+            raise ConfigError(f"cluster.threads = {self.threads!r} is not a count; use 1 or more, or 'auto'")
+        if self.repartition not in (True, False, "auto"):
+            raise ConfigError(f"cluster.repartition = {self.repartition!r} is not known; use true, false or 'auto'")
+
+    def site(self, data: Any) -> SparkSite:
+        """The cluster as it is now."""
+        session = find_session(self.session, data, self.master, self.workers)
+        workers = self.workers or slots(session)
+        if workers is None:
+            raise ConfigError("over Spark Connect the number of workers is not known; write tw.Spark(workers=8)")
+        return SparkSite(self, session, workers, self.host or driver_host(session))
+
+
+class SparkSite:
+    """A Spark cluster with its session; see `thinwire.cluster.base.Site`."""
+
+    in_process = False
+    peer_host = None
+
+    def __init__(self, cluster: Spark, session: Any, workers: int, host: str) -> None:
+        self.cluster, self.session, self.workers, self.host = cluster, session, workers, host
+
+    def deadlines(self, given: Deadlines | None) -> Deadlines:
+        """Tasks start when slots are free, so those who are there do not wait for the others for long."""
+        return given or replace(Deadlines(), gather_s=GATHER_S)
+
+    def open(self, data: Any, validation: Any) -> FrameData | DriverData:
+        if isinstance(data, str) and self._is_table_or_files(data):
+            data = self.session.read.parquet(data)
+        if is_frame(data):
+            return FrameData(data, validation, self.workers, self.cluster.repartition)
+        return DriverData(data, validation, self.workers, shared_disk=False)
+
+    def look(self) -> None:
+        """Refuses a cluster on which the run could not work, and says what to change."""
+        if self.cluster.preflight:
+            findings = examine(self.session, self.workers, self.host)
+            findings.refuse()
+            for warning in findings.warnings:
+                warnings.warn(warning, stacklevel=2)
+
+    def launch(self, entry: Entry, dealt: Dealt, wire: Wire) -> SparkWorkforce:
+        """Starts the job whose tasks are the workers."""
+        threads = self.cluster.threads
+        if not isinstance(threads, int):
+            threads = int(setting(self.session, "spark.task.cpus", "1"))
+        frame, kept = dealt.frame or (self.session.range(0, self.workers, 1, self.workers), False)
+        return SparkWorkforce(
+            self.session, frame, kept, functools.partial(_task, packed(entry), wire, threads), self.workers
+        )
+
+    def _is_table_or_files(self, name: str) -> bool:
+        """Whether executors are to read a path themselves: folders and globs of Parquet files."""
+        return name.endswith((".parquet", ".pq")) or (os.path.isdir(name) and _has_parquet(name)) or "://" in name
+
+
+class SparkWorkforce:
+    """The running job; see `thinwire.engine.ports.Workforce`. Spark itself replaces whom it loses."""
+
+    revives = True
+
+    def __init__(self, session: Any, frame: Any, kept: bool, task: Any, workers: int) -> None:
+        self._session, self._frame, self._kept, self._workers = session, frame, kept, workers
+        self._tag = f"thinwire-{uuid.uuid4().hex[:8]}"
+        self._error: BaseException | None = None
+        self._told = False
+        self._job = job_runner(session, self._tag, f"thinwire: {workers} workers", functools.partial(self._run, task))
+        self._job.start()
+
+    def _run(self, task: Any) -> None:
+        try:
+            self._frame.mapInArrow(task, RETURNS).collect()
+        except BaseException as error:
+            self._error = error
+
+    def exits(self) -> list[Exit]:
+        """Nothing, while the job lives: a lost task shows by its connection, and Spark starts it again."""
+        if self._job.is_alive() or self._error is None or self._told:
+            return []
+        self._told = True
+        reason = f"the Spark job ended: {_told(self._error)}"
+        return [Exit(worker, WHOEVER, reason) for worker in range(self._workers)]
+
+    def replace(self, worker: int, attempt: int) -> bool:
+        return self._job.is_alive()
+
+    def stop(self) -> None:
+        """Workers that said good-bye get a moment to end their tasks, then the job is cancelled."""
+        self._job.join(5.0)
+        if self._job.is_alive():
+            cancel(self._session, self._tag)
+            self._job.join(20.0)
+        if self._kept:
+            with contextlib.suppress(Exception):  # the session may have ended
+                self._frame.unpersist()
+
+
+def _task(payload: bytes, wire: Wire, threads: int, batches: Iterator[Any]) -> Iterator[Any]:
+    """One worker's life, on an executor.
+
+    Spark runs a task again whose process died or who lost sight of the driver. User code that fails does not count: it is
+    told to the coordinator, and the task ends well.
+    """
+    import pyarrow as pa
+    import torch
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    worker, attempt = context.partitionId(), int(context.taskAttemptId())
+    torch.set_num_threads(threads)
+    try:
+        entry: Entry = cloudpickle.loads(payload)  # from the driver, through Spark
+    except Exception as error:
+        _fail(wire.link(worker, attempt), attempt, error)
+    else:
+        if not entry(worker, attempt, first=context.attemptNumber() == 0, given=batches):
+            raise TimedOutError(f"worker {worker} no longer hears the driver; Spark may start it again")
+    for _ in batches:  # what a worker left unread, Spark still wants to be rid of
+        pass
+    columns = {"worker": [worker], "attempt": [attempt], "host": [socket.gethostname()], "pid": [os.getpid()]}
+    schema = pa.schema([("worker", pa.int32()), ("attempt", pa.int64()), ("host", pa.string()), ("pid", pa.int32())])
+    yield pa.RecordBatch.from_pydict(columns, schema=schema)
+
+
+def _fail(link: Any, attempt: int, error: Exception) -> None:
+    """Tells the coordinator of an error that came before the worker's own code could be read."""
+    hello = {"t": "join", "a": attempt, "address": link.address, "host": socket.gethostname(), "pid": os.getpid()}
+    link.send(COORDINATOR, hello)
+    told = f"{type(error).__name__}: {error}"
+    failed = {"t": "failed", "a": attempt, "kind": type(error).__name__, "traceback": traceback.format_exc()}
+    link.send(COORDINATOR, failed | {"error": f"{told}; is what the model needs installed on the executors?"})
+    link.close()
+
+
+def _told(error: BaseException) -> str:
+    """What an executor's Python said, without the JVM's stack around it."""
+    lines = [line for line in str(error).splitlines() if not line.lstrip().startswith(("at ", "... "))]
+    return "\n".join(lines if len(lines) <= 24 else [*lines[:4], "…", *lines[-20:]])
+
+
+def _has_parquet(folder: str) -> bool:
+    return any(name.endswith((".parquet", ".pq")) for _, _, names in os.walk(folder) for name in names)

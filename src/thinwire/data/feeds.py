@@ -1,0 +1,199 @@
+"""How a worker comes by its rows: from files beside it, from the driver over the wire, or from a stream of batches."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from thinwire.data.columns import refuse_nulls
+from thinwire.data.shards import ShardWriter
+from thinwire.data.split import ShardFiles
+from thinwire.errors import DataError, nearest
+
+Fetch = Callable[[str], Iterator[bytes]]
+"""Brings one of this worker's files from the driver, piece by piece."""
+TRAIN, VALIDATION = "train", "validation"
+PIECE_BYTES = 4 << 20
+
+
+class Wanted(NamedTuple):
+    """What a run needs of its data."""
+
+    columns: tuple[str, ...] | None
+    """Those to read; None reads all, for a transform that may use any."""
+    validation: float
+    """The share of rows to hold back."""
+    indicator: str | None
+    """A column that is true for validation rows."""
+    seed: int
+
+
+class Feed(Protocol):
+    """Travels to workers."""
+
+    def shard(self, worker: int, given: Iterable[Any] | None, fetch: Fetch) -> Any:
+        """A context in which this worker's shard files are there to be opened; opened, they outlast it."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Files that the driver wrote on this machine."""
+
+    files: tuple[ShardFiles, ...]
+
+    @contextmanager
+    def shard(self, worker: int, given: Iterable[Any] | None, fetch: Fetch) -> Iterator[ShardFiles]:
+        yield self.files[worker]
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Files that the driver holds and sends to each worker that asks."""
+
+    validated: bool
+
+    @contextmanager
+    def shard(self, worker: int, given: Iterable[Any] | None, fetch: Fetch) -> Iterator[ShardFiles]:
+        with _folder() as folder:
+            paths = [os.path.join(folder, kind) for kind in (TRAIN, VALIDATION)[: 1 + self.validated]]
+            for path in paths:
+                with open(path, "wb") as file:
+                    for piece in fetch(os.path.basename(path)):
+                        file.write(piece)
+            yield ShardFiles(paths[0], paths[1] if self.validated else None, 0, 0)
+
+
+class Server:
+    """The driver's side of `Fetched`."""
+
+    def __init__(self, files: Sequence[ShardFiles]) -> None:
+        self._files = files
+
+    def piece(self, worker: int, name: str, index: int) -> tuple[bytes, int]:
+        """One piece of a worker's file, and how many there are."""
+        files = self._files[worker]
+        path = files.train if name == TRAIN else files.validation
+        if path is None:
+            raise DataError(f"worker {worker} asks for {name!r}, which is not there")
+        count = max(1, -(-os.path.getsize(path) // PIECE_BYTES))
+        with open(path, "rb") as file:
+            file.seek(index * PIECE_BYTES)
+            return file.read(PIECE_BYTES), count
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """Record batches that the cluster hands to each worker, written to local files as they come."""
+
+    schema: Any
+    """Of the batches given."""
+    wanted: Wanted
+
+    @contextmanager
+    def shard(self, worker: int, given: Iterable[Any] | None, fetch: Fetch) -> Iterator[ShardFiles]:
+        assert given is not None
+        with _folder() as folder:
+            yield self.ingest(worker, given, folder)
+
+    def ingest(self, worker: int, given: Iterable[Any], folder: str) -> ShardFiles:
+        """Writes the shard files of one worker."""
+        wanted = self.wanted
+        names = [n for n in wanted.columns or self.schema.names if n != wanted.indicator]
+        for name in names:
+            if name not in self.schema.names:
+                raise DataError(f"column {name!r} is not in the data. {nearest(name, self.schema.names)}")
+        apart = bool(wanted.validation) or wanted.indicator is not None
+        schema = prepared(pa.RecordBatch.from_pylist([], self.schema), names).schema
+        paths = [os.path.join(folder, kind) for kind in (TRAIN, VALIDATION)[: 1 + apart]]
+        writers = [ShardWriter(path, schema) for path in paths]
+        random = np.random.Generator(np.random.Philox([wanted.seed, worker]))
+        seen = held = 0
+        for batch in given:
+            rows = prepared(batch, names)
+            seen += rows.num_rows
+            if not apart:
+                writers[0].write(rows)
+                continue
+            if wanted.indicator is not None:
+                mask = _truth(batch, wanted.indicator, seen - batch.num_rows)
+            else:
+                mask = np.zeros(rows.num_rows, bool)
+                quota = int(wanted.validation * seen + 0.5) - held
+                held += quota
+                mask[random.permutation(rows.num_rows)[:quota]] = True
+            writers[0].write(rows.filter(pa.array(~mask)))
+            writers[1].write(rows.filter(pa.array(mask)))
+        counts = [writer.close() for writer in writers]
+        return ShardFiles(paths[0], paths[1] if apart else None, counts[0], counts[1] if apart else 0)
+
+
+def prepared(batch: Any, names: Sequence[str]) -> Any:
+    """The columns to keep, in the form that shards have: vectors of Spark ML as lists, decimals as doubles."""
+    columns = [_prepared(batch.column(name)) for name in names]
+    return pa.RecordBatch.from_arrays(columns, names=list(names))
+
+
+def _prepared(array: Any) -> Any:
+    kind = array.type
+    if is_vector(kind):
+        return _vectors(array)
+    if pa.types.is_decimal(kind):
+        return array.cast(pa.float64())
+    return array
+
+
+def is_vector(kind: Any) -> bool:
+    """Whether an Arrow type is what Spark makes of an ML vector."""
+    if not pa.types.is_struct(kind):
+        return False
+    return {kind.field(i).name for i in range(kind.num_fields)} == {"type", "size", "indices", "values"}
+
+
+def _vectors(array: Any) -> Any:
+    """Dense and sparse ML vectors as lists of float32."""
+    if array.null_count:
+        return pa.array([None] * len(array), pa.list_(pa.float32()))  # refused by whoever writes it, with a count
+    if not len(array):
+        return pa.array([], pa.list_(pa.float32()))
+    kinds, values = array.field("type").to_numpy(zero_copy_only=False), array.field("values")
+    lengths = np.diff(values.offsets.to_numpy())
+    if kinds.all() and (values.null_count == 0):
+        flat = values.flatten().cast(pa.float32())
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        return pa.ListArray.from_arrays(pa.array(offsets), flat)
+    sizes = array.field("size").to_numpy(zero_copy_only=False)
+    rows = []
+    for row in range(len(array)):
+        given = np.asarray(values[row].as_py(), np.float32)
+        if not kinds[row]:
+            dense = np.zeros(int(sizes[row]), np.float32)
+            dense[np.asarray(array.field("indices")[row].as_py(), np.int64)] = given
+            given = dense
+        rows.append(given)
+    offsets = np.concatenate([[0], np.cumsum([len(r) for r in rows])]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(rows)))
+
+
+def _truth(batch: Any, name: str, first_row: int) -> np.ndarray[Any, Any]:
+    column = batch.column(name)
+    refuse_nulls(pa.RecordBatch.from_arrays([column], names=[name]), first_row)
+    if not pa.types.is_boolean(column.type):
+        raise DataError(f"column {name!r} holds {column.type}; it says which rows are for validation, true or false")
+    found: np.ndarray[Any, Any] = column.to_numpy(zero_copy_only=False).astype(bool)
+    return found
+
+
+@contextmanager
+def _folder() -> Iterator[str]:
+    """A folder of this worker's own on a local disk; Spark names one that has room."""
+    place = os.environ.get("SPARK_LOCAL_DIRS") or os.environ.get("LOCAL_DIRS") or tempfile.gettempdir()
+    chosen = next((p for p in place.split(",") if os.path.isdir(p) and os.access(p, os.W_OK)), None)
+    with tempfile.TemporaryDirectory(prefix="thinwire-shard-", dir=chosen) as folder:
+        yield folder
