@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .PHONY: demo test lint types layers tests format clean
 
 demo: $(STAMP)
-	$(BIN)/thinwire train recipes/digits.toml
+	$(BIN)/python examples/spark_digits.py
 
 test: lint types layers tests
 

@@ -69,6 +69,8 @@ class ClusterSection:
     workers: int = 2
     threads: int | str = "auto"
     max_restarts: int = 8
+    master: str | None = None
+    repartition: bool | str = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from typing import cast
 from thinwire.bench.report import Report, Say
 from thinwire.errors import ConfigError, nearest
 
-BENCHES = ("exchange", "overhead")
-"""Each a module of this package with a function of the same name."""
+BENCHES = {"exchange": "exchange", "ingest": "frames", "overhead": "overhead", "predict": "frames"}
+"""By name, the module of this package that has a function of that name."""
 
 __all__ = ["BENCHES", "Report", "run"]
 
@@ -19,5 +19,5 @@ def run(name: str, *, quick: bool, say: Say) -> Report:
     """Runs a benchmark by name."""
     if name not in BENCHES:
         raise ConfigError(f"bench {name!r} is not known. {nearest(name, BENCHES)}")
-    module = importlib.import_module(f"thinwire.bench.{name}")
+    module = importlib.import_module(f"thinwire.bench.{BENCHES[name]}")
     return cast(Callable[[bool, Say], Report], getattr(module, name))(quick, say)

@@ -49,17 +49,17 @@ class Stopwatch:
 
     def __call__(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         optimizer = torch.optim.SGD(parameters, lr=LR)
-        done, began = 0, 0.0
+        done, began, spent = 0, 0.0, 0.0
 
         def count(*_: Any) -> None:
-            nonlocal done, began
+            nonlocal done, began, spent
             done += 1
             if done == self.first:
-                began = time.perf_counter()
+                began, spent = time.perf_counter(), time.process_time()
             elif done == self.last:
-                seconds = time.perf_counter() - began
+                found = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - spent}
                 with open(self.path + ".partial", "w") as file:
-                    json.dump({"seconds": seconds, "steps": self.last - self.first}, file)
+                    json.dump(found | {"steps": self.last - self.first}, file)
                 os.replace(self.path + ".partial", self.path)
 
         optimizer.register_step_post_hook(count)

@@ -27,12 +27,12 @@ class Crew:
         self._bed, self._workers, self._threads, self._plain = bed, workers, threads, plain
         self._running: list[tuple[subprocess.Popen[str], IO[str]]] = []
 
-    def run(self, task: str, options: dict[str, Any], *, rows: int = 0, timeout_s: float = 300.0) -> list[Any]:
+    def run(self, task: str, options: dict[str, Any], *, timeout_s: float = 300.0) -> list[Any]:
         """Runs a task of `thinwire.bench.child` on every worker; returns their results in order."""
         keys = make_keys()
         try:
             hub = {"task": "coordinate", "host": self._host(self._workers), "workers": self._workers}
-            coordinator = self._start(self._workers, hub | {"rows": rows, "keys": keys, "plain": self._plain})
+            coordinator = self._start(self._workers, hub | {"keys": keys, "plain": self._plain})
             assert coordinator.stdout is not None
             said = coordinator.stdout.readline()
             if not said:

@@ -123,9 +123,9 @@ def _steps_kept(amount: _Amount, rows: list[Row], measured: dict[str, Any], say:
             options = {"size": SIZE, "name": name, "knobs": knobs, "codec": "float32", "step_s": STEP_S}
             options |= {"warm_up": amount.warm_up, "steps": amount.steps}
             with _network("1gbit") as bed:
-                on = Crew(bed).run("paced_steps", options | {"exchanging": True}, rows=128)
+                on = Crew(bed).run("paced_steps", options | {"exchanging": True})
             with _network("1gbit", 1) as bed:
-                off = Crew(bed, workers=1).run("paced_steps", options | {"exchanging": False}, rows=64)
+                off = Crew(bed, workers=1).run("paced_steps", options | {"exchanging": False})
             without = off[0]["steps_per_s"]
             kept += [worker["steps_per_s"] / without for worker in on]
             told = on[0]

@@ -114,7 +114,6 @@ def paced_steps(
     plan = WorkerPlan(
         worker=place.worker,
         attempt=0,
-        total_rows=ROWS * place.workers,
         epochs=None,
         steps=warm_up + steps,
         evaluates=False,

@@ -82,6 +82,8 @@ def leave(peer: MeshPeer) -> None:
 class _NoReplacements:
     """A workforce that starts nobody: the crew watches its processes itself."""
 
+    revives = False
+
     def exits(self) -> list[Exit]:
         return []
 
@@ -92,11 +94,11 @@ class _NoReplacements:
         return
 
 
-def coordinate(host: str, workers: int, rows: int, keys: tuple[str, str, str, str]) -> dict[str, Any]:
+def coordinate(host: str, workers: int, keys: tuple[str, str, str, str]) -> dict[str, Any]:
     """Runs the coordinator of a benchmark; its first line of output is the address."""
     hub = ZmqHub(keys=Keys(*(k.encode() for k in keys)), host=host)
     print(json.dumps({"address": hub.address}), flush=True)
-    policy = Policy(workers=workers, total_rows=rows, deadlines=Deadlines(silence_s=60.0))
+    policy = Policy(workers=workers, deadlines=Deadlines(silence_s=60.0))
     try:
         outcome = Coordinator(hub, _NoReplacements(), policy, emit=lambda event: None).run()
     finally:
@@ -128,7 +130,7 @@ def main(tasks: dict[str, Callable[..., dict[str, Any]]]) -> None:
     if order.get("plain"):
         without_curve()
     if order["task"] == "coordinate":
-        found = coordinate(order["host"], order["workers"], order["rows"], order["keys"])
+        found = coordinate(order["host"], order["workers"], order["keys"])
     else:
         import torch
 

@@ -60,10 +60,16 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--resume", metavar="DIR", help="go on from the newest checkpoint in that folder")
     train.add_argument("--json", action="store_true", help="print the summary as JSON, as the last line")
     bench = commands.add_parser("bench", help="run one of the measured comparisons")
-    bench.add_argument("name", metavar="NAME", help="which: overhead, exchange")
+    bench.add_argument("name", metavar="NAME", help="which: exchange, ingest, overhead, predict")
     bench.add_argument("--json", action="store_true", help="print the result as JSON, as the last line")
     bench.add_argument("--quick", action="store_true", help="a shorter run with noisier numbers")
     bench.add_argument("--save", metavar="DIR", help="write the result with date and machine into that folder")
+    doctor = commands.add_parser("doctor", help="look at a Spark cluster: is it ready to train on?")
+    doctor.add_argument("--master", metavar="URL", help="the cluster; Spark embedded in this process unless given")
+    doctor.add_argument(
+        "--workers", type=int, metavar="N", help="workers to be; as many as there are slots unless given"
+    )
+    doctor.add_argument("--json", action="store_true", help="print what was found as JSON")
     return top
 
 
@@ -75,6 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from thinwire.cli.bench import bench
 
             return bench(options)
+        if options.command == "doctor":
+            from thinwire.cli.doctor import doctor
+
+            return doctor(options)
         return _train(options)
     except ThinwireError as error:
         print(f"thinwire: {error}", file=sys.stderr)
@@ -86,11 +96,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _train(options: argparse.Namespace) -> int:
     from thinwire import recipe
-    from thinwire.cli.tables import summary_table
-    from thinwire.cli.wiring import run
 
     sys.path.insert(0, os.getcwd())  # so that a factory beside the recipe is found
     chosen = recipe.load(options.recipe, options.changes)
+    if chosen.cluster.kind == "local":
+        from thinwire.cluster.nursery import shared
+
+        shared()  # it imports torch while this process does
+    from thinwire.cli.tables import summary_table
+    from thinwire.cli.wiring import run
+
     result = run(chosen, out=options.out, resume=options.resume, progress=False if options.json else None)
     if options.json:
         print(json.dumps(result.summary))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from thinwire.cluster import Local
+from thinwire.cluster.base import Cluster
+from thinwire.cluster.local import Local
 from thinwire.engine.stopping import EarlyStopping
 from thinwire.errors import ConfigError, nearest
 from thinwire.recipe import Recipe
@@ -95,12 +96,21 @@ def _stop(given: dict[str, Any] | None) -> EarlyStopping | None:
     return EarlyStopping(**given)
 
 
-def _cluster(recipe: Recipe) -> Local:
+def _cluster(recipe: Recipe) -> Cluster:
     cluster = recipe.cluster
-    _only("cluster.kind", cluster.kind, ("local",))
+    _only("cluster.kind", cluster.kind, ("local", "spark"))
     _only("exchange.kind", recipe.exchange.kind, ("mesh",))
     _only("placement.kind", recipe.placement.kind, ("whole",))
-    return Local(workers=cluster.workers, threads=cluster.threads, max_restarts=cluster.max_restarts)
+    if cluster.kind == "local":
+        return Local(workers=cluster.workers, threads=cluster.threads, max_restarts=cluster.max_restarts)
+    from thinwire.cluster.spark import Spark
+
+    return Spark(
+        workers=cluster.workers,
+        master=cluster.master,
+        threads=cluster.threads,
+        repartition=cluster.repartition,
+    )
 
 
 def _only(path: str, value: str, allowed: tuple[str, ...]) -> None:

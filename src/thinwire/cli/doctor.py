@@ -1,0 +1,60 @@
+"""`thinwire doctor`: is this cluster ready to train on?"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from thinwire.cluster.preflight import Findings, examine
+from thinwire.cluster.spark import Spark
+from thinwire.errors import ConfigError
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Looks at a cluster; its exit code says whether a run could work."""
+    site = Spark(workers=options.workers, master=options.master).site(None)
+    try:
+        findings = examine(site.session, site.workers, site.host)
+    finally:
+        site.session.stop()
+    if options.json:
+        print(json.dumps(dataclasses.asdict(findings)))
+    else:
+        _show(findings)
+    return ConfigError.exit_code if findings.problems else 0
+
+
+def _show(findings: Findings) -> None:
+    console = Console()
+    table = Table(box=SIMPLE, title=f"{len(findings.probes)} tasks probed, driver at {findings.driver}")
+    for name in ("task", "host", "address", "python", "torch", "thinwire", "memory", "driver", "peers"):
+        table.add_column(name, justify="right" if name in ("task", "memory") else "left")
+    for probe in sorted(findings.probes, key=lambda p: p.task):
+        cut = [peer for peer, why in probe.peers.items() if why is not None]
+        table.add_row(
+            str(probe.task),
+            probe.host,
+            probe.address,
+            probe.python,
+            probe.packages["torch"] or "[red]none[/]",
+            probe.packages["thinwire"] or "[red]none[/]",
+            _gib(probe.memory_bytes),
+            "ok" if probe.driver is None else "[red]cut[/]",
+            f"{len(probe.peers)} ok" if not cut else f"[red]{len(cut)} cut[/]",
+        )
+    console.print(table)
+    for problem in findings.problems:
+        console.print(f"[red]problem:[/] {problem}")
+    for warning in findings.warnings:
+        console.print(f"[yellow]warning:[/] {warning}")
+    if not findings.problems:
+        console.print(f"[green]ready[/] for {findings.workers} workers")
+
+
+def _gib(size: int | None) -> str:
+    return "?" if size is None else f"{size / (1 << 30):.1f} GiB"

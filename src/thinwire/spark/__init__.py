@@ -1,0 +1,6 @@
+"""thinwire for Spark ML: an Estimator that trains a network on a DataFrame, and the Model that predicts with it."""
+
+from thinwire.spark.estimator import TorchEstimator
+from thinwire.spark.model import TorchModel
+
+__all__ = ["TorchEstimator", "TorchModel"]

@@ -1,0 +1,179 @@
+"""`TorchEstimator`: trains on a DataFrame, as any estimator of Spark ML does."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pyspark.ml import Estimator
+from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
+from torch import nn
+
+from thinwire.cluster.frames import image_decoder
+from thinwire.cluster.spark import Spark
+from thinwire.errors import ConfigError
+from thinwire.models import model_by_name
+from thinwire.replicas.objectives import NamedOptimizer
+from thinwire.session import fit, in_turn
+from thinwire.spark.model import TorchModel
+from thinwire.spark.params import DEFAULTS, TrainParams
+from thinwire.spark.storage import Saved, code_of, made_of, read_saved, write_saved
+
+CLASSIFIES = ("cross_entropy", "nll", "bce_with_logits")
+
+
+class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstimator"]):  # type: ignore[type-arg]
+    """Trains a PyTorch network on a Spark cluster.
+
+    Every parameter is a Spark ML `Param`: it may be given here, in Spark's spelling or in Python's, be set later, or be
+    put in a grid for `CrossValidator`.
+
+    Args:
+        model: an `nn.Module`, a factory of one, or a built-in name.
+        input_cols: columns given to the network, in its order: numbers, arrays, ML vectors, images.
+        label_col: the column that the loss compares with.
+        weight_col: a column of row weights.
+        validation_indicator_col: a boolean column, true for rows to validate on.
+        strategy: what replicas tell each other; `Relay` unless said.
+        num_workers: one task slot each.
+        epochs: passes over the rows.
+        batch_size: rows of one step of one worker.
+        learning_rate: of an optimizer given by name.
+        optimizer: a name, or a callable that makes one from the parameters.
+        loss: a name, or a callable of (output, label).
+        options: further arguments of `thinwire.fit` (`scheduler`, `transform`, `stop`, `out`, `callbacks`, …) and
+            further parameters (`prediction_col`, `task`, …).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[[], nn.Module] | str | None = None,
+        *,
+        input_cols: Sequence[str] | None = None,
+        label_col: str | None = None,
+        weight_col: str | None = None,
+        validation_indicator_col: str | None = None,
+        strategy: Any = None,
+        num_workers: int | None = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        learning_rate: float | None = None,
+        optimizer: Any = None,
+        loss: Any = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self._setDefault(**DEFAULTS, epochs=1, batchSize=64, learningRate=0.01, seed=0)
+        self._setDefault(loss="cross_entropy", optimizer="sgd", strategy="relay", fitOptions={})
+        self.setParams(
+            model=model,
+            input_cols=None if input_cols is None else list(input_cols),
+            label_col=label_col,
+            weight_col=weight_col,
+            validation_indicator_col=validation_indicator_col,
+            strategy=strategy,
+            num_workers=num_workers,
+            epochs=epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            optimizer=optimizer,
+            loss=loss,
+            **options,
+        )
+
+    def setParams(self, **given: Any) -> TorchEstimator:  # noqa: N802 - Spark ML's way of writing names
+        """Sets parameters by name; what is none of them goes to `thinwire.fit`."""
+        allowed = set(inspect.signature(fit).parameters) - TAKEN
+        passed = {k: v for k, v in given.items() if k in allowed and not self.hasParam(k)}
+        self._take({k: v for k, v in given.items() if k not in passed})
+        if passed:
+            self._set(fitOptions={**self.getOrDefault(self.fitOptions), **passed})
+        return self
+
+    def _fit(self, dataset: Any) -> TorchModel:
+        value = self.getOrDefault
+        if not self.isSet(self.model):
+            raise ConfigError("TorchEstimator needs a model; write TorchEstimator(model=make_net, input_cols=[…])")
+        if not self.isSet(self.inputCols):
+            raise ConfigError(f"TorchEstimator needs input_cols; the data has {', '.join(dataset.columns)}")
+        optimizer = value(self.optimizer)
+        if isinstance(optimizer, str):
+            optimizer = NamedOptimizer(optimizer, lr=value(self.learningRate))
+        options = dict(value(self.fitOptions))
+        cluster = options.pop("cluster", None) or Spark(
+            workers=value(self.numWorkers) if self.isSet(self.numWorkers) else None, session=dataset.sparkSession
+        )
+        if self.isSet(self.validationIndicatorCol):
+            options["validation"] = value(self.validationIndicatorCol)
+        result = fit(
+            value(self.model),
+            dataset,
+            inputs=value(self.inputCols),
+            label=value(self.labelCol),
+            weight=value(self.weightCol) if self.isSet(self.weightCol) else None,
+            loss=value(self.loss),
+            optimizer=optimizer,
+            strategy=value(self.strategy),
+            epochs=value(self.epochs),
+            batch_size=value(self.batchSize),
+            seed=int(value(self.seed)),
+            cluster=cluster,
+            **options,
+        )
+        given = value(self.model)
+        made = TorchModel._of(
+            result,
+            model_by_name(given) if isinstance(given, str) else given,
+            in_turn(image_decoder(dataset), options.get("transform")),
+        )
+        self._copyValues(made)
+        if value(self.task) == "auto":
+            made._set(task="classification" if value(self.loss) in CLASSIFIES else "regression")
+        return made
+
+    def write(self) -> MLWriter:
+        return _Writer(self)
+
+    @classmethod
+    def read(cls) -> MLReader[Any]:
+        return _Reader()
+
+    @classmethod
+    def load(cls, path: str, *, allow_pickle: bool = False) -> TorchEstimator:
+        """Reads what `save` wrote; `allow_pickle` runs code that is stored with it, so only where it is trusted."""
+        return _Reader(allow_pickle).load(path)
+
+
+class _Writer(MLWriter):
+    def __init__(self, estimator: TorchEstimator) -> None:
+        super().__init__()
+        self._estimator = estimator
+
+    def saveImpl(self, path: str) -> None:  # noqa: N802 - Spark ML's way of writing names
+        estimator = self._estimator
+        held = {p.name: v for p, v in estimator._paramMap.items() if p.name in OBJECTS}
+        options = held.pop("fitOptions", {})
+        code = {name: code_of(value) for name, value in held.items()}
+        code |= {f"fitOptions.{name}": code_of(value) for name, value in options.items()}
+        write_saved(path, estimator, Saved({}, code), self, leave_out=OBJECTS)
+
+
+class _Reader(MLReader[Any]):
+    def __init__(self, allow_pickle: bool = False) -> None:
+        super().__init__()
+        self._allow_pickle = allow_pickle
+
+    def load(self, path: str) -> TorchEstimator:
+        estimator = TorchEstimator()
+        saved = read_saved(path, estimator, self)
+        for name, code in saved.code.items():
+            value = made_of(code, path=path, allow_pickle=self._allow_pickle)
+            estimator.setParams(**{name.removeprefix("fitOptions."): value})
+        return estimator
+
+
+TAKEN = {"model", "data", "inputs", "label", "weight", "seed", "epochs", "batch_size", "optimizer", "strategy", "loss"}
+"""Arguments of `fit` that have a parameter of their own."""
+OBJECTS = {"model", "loss", "optimizer", "strategy", "fitOptions"}
+"""Parameters that may hold any Python object."""

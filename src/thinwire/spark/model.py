@@ -1,0 +1,171 @@
+"""`TorchModel`: a trained network as a Spark ML model."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.ml import Model
+from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
+from torch import nn
+
+from thinwire.errors import ConfigError
+from thinwire.session import Result
+from thinwire.spark.params import DEFAULTS, SharedParams
+from thinwire.spark.predict import Predictor, as_udf
+from thinwire.spark.storage import Saved, code_of, made_of, read_saved, write_saved
+
+OUT = "__thinwire"
+
+
+class TorchModel(Model, SharedParams, MLWritable, MLReadable["TorchModel"]):
+    """Adds predictions to a DataFrame; every other column is kept.
+
+    A classifier adds `rawPrediction`, `probability` (vectors) and `prediction`, as Spark's own do; a regression adds
+    `prediction`, a number, or a vector where the network gives several.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(**DEFAULTS)
+        self._skeleton: Callable[[], nn.Module] | None = None
+        self._weights: bytes = b""
+        self._user: Any = None
+        self.history: list[dict[str, Any]] = []
+        """One row an evaluation."""
+        self.summary: dict[str, Any] = {}
+        """The run in numbers."""
+
+    @classmethod
+    def _of(cls, result: Result, given: Any, transform: Any) -> TorchModel:
+        from safetensors.torch import save as as_bytes
+
+        model = cls()
+        model._skeleton = skeleton_of(given)
+        model._weights = as_bytes({k: v.detach().clone().contiguous() for k, v in result.model.state_dict().items()})
+        model._user = transform
+        model.history, model.summary = result.history, result.summary
+        return model
+
+    @property
+    def module(self) -> nn.Module:
+        """The network itself, on the CPU, for use without Spark or as the start of another fit."""
+        return copy.deepcopy(self._predictor().module()).cpu()
+
+    def history_frame(self, session: Any) -> Any:
+        """The history as a DataFrame."""
+        if not self.history:
+            raise ConfigError("there is no history: the fit had no validation rows")
+        names = sorted({name for row in self.history for name in row})
+        rows = [tuple(None if row.get(n) is None else float(row[n]) for n in names) for row in self.history]
+        return session.createDataFrame(rows, ", ".join(f"`{n}` double" for n in names))
+
+    def setParams(self, **given: Any) -> TorchModel:  # noqa: N802 - Spark ML's way of writing names
+        """Sets parameters by name."""
+        self._take(given)
+        return self
+
+    def copy(self, extra: Any = None) -> TorchModel:
+        made: TorchModel = super().copy(extra)
+        return made
+
+    def _predictor(self) -> Predictor:
+        if self._skeleton is None:
+            raise ConfigError("this TorchModel is empty; make one with TorchEstimator.fit or TorchModel.load")
+        return Predictor(
+            skeleton=self._skeleton,
+            weights=self._weights,
+            digest=hashlib.blake2b(self._weights, digest_size=16).hexdigest(),
+            inputs=tuple(self.getInputCols()),
+            task=self.getOrDefault(self.task),
+            batch_size=self.getOrDefault(self.predictBatchSize),
+            transform=self._user,
+        )
+
+    def _transform(self, dataset: Any) -> Any:
+        from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
+
+        predictor = self._predictor()
+        classifies = predictor.task == "classification"
+        columns = [F.col(f"`{name}`") for name in predictor.inputs]
+        fields = ("raw", "probability", "prediction") if classifies else ("prediction",)
+        kind = "raw array<double>, probability array<double>, prediction double"
+        predicted = as_udf(predictor, fields, kind if classifies else "prediction array<double>")(*columns)
+        found = dataset.withColumn(OUT, predicted)
+        if not classifies:
+            values = F.col(f"{OUT}.prediction")
+            return found.withColumn(self.getPredictionCol(), values if self._several() else values[0]).drop(OUT)
+        for name, source in ((self.getRawPredictionCol(), "raw"), (self.getProbabilityCol(), "probability")):
+            if name:
+                found = found.withColumn(name, _vector(F.col(f"{OUT}.{source}")))
+        return found.withColumn(self.getPredictionCol(), F.col(f"{OUT}.prediction")).drop(OUT)
+
+    def _several(self) -> bool:
+        """Whether a regression gives more than one number a row: its last layer says so."""
+        last = [v for v in self._predictor().module().state_dict().values() if v.dim()]
+        return bool(last) and last[-1].shape[0] > 1
+
+    def write(self) -> MLWriter:
+        return _Writer(self)
+
+    @classmethod
+    def read(cls) -> MLReader[Any]:
+        return _Reader()
+
+    @classmethod
+    def load(cls, path: str, *, model: Any = None, allow_pickle: bool = False) -> TorchModel:
+        """Reads a model that `save` wrote.
+
+        Args:
+            path: where it is.
+            model: the network or its factory, where its code cannot be imported by name.
+            allow_pickle: run code that was stored with the model, if it has any. Only for models you trust.
+        """
+        return _Reader(model, allow_pickle).load(path)
+
+
+def skeleton_of(given: Any) -> Callable[[], nn.Module]:
+    """Makes the network anew; of one that was given whole, its form is kept and, where they can be, not its weights."""
+    if not isinstance(given, nn.Module):
+        made: Callable[[], nn.Module] = given
+        return made
+    kept = copy.deepcopy(given).cpu()
+    unsaved = {name for name, _ in kept.named_buffers()} - set(kept.state_dict())
+    return functools.partial(copy.deepcopy, kept if unsaved else kept.to("meta"))
+
+
+def _vector(column: Any) -> Any:
+    from pyspark.ml.functions import array_to_vector
+
+    return array_to_vector(column)
+
+
+class _Writer(MLWriter):
+    def __init__(self, model: TorchModel) -> None:
+        super().__init__()
+        self._model = model
+
+    def saveImpl(self, path: str) -> None:  # noqa: N802 - Spark ML's way of writing names
+        model = self._model
+        code = {"skeleton": code_of(model._skeleton), "transform": code_of(model._user)}
+        more = {"history": model.history, "summary": model.summary}
+        write_saved(path, model, Saved(more, code, model._weights), self)
+
+
+class _Reader(MLReader["TorchModel"]):
+    def __init__(self, given: Any = None, allow_pickle: bool = False) -> None:
+        super().__init__()
+        self._given, self._allow_pickle = given, allow_pickle
+
+    def load(self, path: str) -> TorchModel:
+        model = TorchModel()
+        saved = read_saved(path, model, self)
+        made = functools.partial(made_of, path=path, allow_pickle=self._allow_pickle)
+        model._skeleton = skeleton_of(self._given) if self._given is not None else made(saved.code["skeleton"])
+        model._user = made(saved.code["transform"])
+        model._weights = saved.weights
+        model.history, model.summary = saved.more["history"], saved.more["summary"]
+        return model

@@ -1,0 +1,107 @@
+"""The parameters that estimator and model share, under the names that Spark ML has for them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pyspark.ml.param import Param, Params, TypeConverters
+from pyspark.ml.param.shared import (
+    HasInputCols,
+    HasLabelCol,
+    HasPredictionCol,
+    HasProbabilityCol,
+    HasRawPredictionCol,
+    HasSeed,
+    HasValidationIndicatorCol,
+    HasWeightCol,
+)
+
+from thinwire.errors import ConfigError, nearest
+
+DEFAULTS: dict[str, Any] = {"task": "auto", "predictBatchSize": 1024}
+"""Of what both need."""
+
+
+class SharedParams(HasInputCols, HasLabelCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol):
+    """What both need to know."""
+
+    task: Param[str] = Param(
+        Params._dummy(),
+        "task",
+        "'classification' adds raw predictions and probabilities, 'regression' does not; 'auto' goes by the loss",
+        typeConverter=TypeConverters.toString,
+    )
+    predictBatchSize: Param[int] = Param(  # noqa: N815 - Spark ML's way of writing names
+        Params._dummy(),
+        "predictBatchSize",
+        "rows of one forward pass when predicting",
+        typeConverter=TypeConverters.toInt,
+    )
+
+    def _take(self, given: dict[str, Any]) -> None:
+        """Sets parameters by name, in Spark's spelling or in Python's; None leaves one as it is."""
+        for name, value in given.items():
+            if value is None:
+                continue
+            known = camel(name)
+            if not self.hasParam(known):
+                names = sorted(snake(p.name) for p in self.params)
+                raise ConfigError(f"{type(self).__name__} has no parameter {name!r}. {nearest(name, names)}")
+            self._set(**{known: value})
+
+
+class TrainParams(SharedParams, HasWeightCol, HasValidationIndicatorCol, HasSeed):
+    """What training needs to know. Values may be any Python object, as `thinwire.fit` takes them."""
+
+    numWorkers: Param[int] = Param(  # noqa: N815
+        Params._dummy(),
+        "numWorkers",
+        "workers, one task slot each; unset takes the slots that the cluster has",
+        typeConverter=TypeConverters.toInt,
+    )
+    epochs: Param[int] = Param(
+        Params._dummy(),
+        "epochs",
+        "passes over the rows",
+        typeConverter=TypeConverters.toInt,
+    )
+    batchSize: Param[int] = Param(  # noqa: N815
+        Params._dummy(),
+        "batchSize",
+        "rows of one step of one worker",
+        typeConverter=TypeConverters.toInt,
+    )
+    learningRate: Param[float] = Param(  # noqa: N815
+        Params._dummy(),
+        "learningRate",
+        "of an optimizer given by name",
+        typeConverter=TypeConverters.toFloat,
+    )
+    model: Param[Any] = Param(Params._dummy(), "model", "an nn.Module, a factory of one, or a built-in name")
+    loss: Param[Any] = Param(Params._dummy(), "loss", "a name, or a callable of (output, label)")
+    optimizer: Param[Any] = Param(Params._dummy(), "optimizer", "a name, or a callable of the parameters")
+    strategy: Param[Any] = Param(Params._dummy(), "strategy", "what replicas tell each other: tw.Relay(), a name")
+    fitOptions: Param[Any] = Param(  # noqa: N815
+        Params._dummy(),
+        "fitOptions",
+        "further arguments of thinwire.fit, as a dict",
+    )
+
+
+def camel(name: str) -> str:
+    """A parameter's name as Spark writes it.
+
+    >>> camel("label_col"), camel("labelCol"), camel("epochs")
+    ('labelCol', 'labelCol', 'epochs')
+    """
+    return re.sub(r"_([a-z])", lambda found: found[1].upper(), name)
+
+
+def snake(name: str) -> str:
+    """A parameter's name as Python writes it.
+
+    >>> snake("labelCol")
+    'label_col'
+    """
+    return re.sub(r"([A-Z])", lambda found: "_" + found[1].lower(), name)

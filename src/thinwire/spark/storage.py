@@ -1,0 +1,142 @@
+"""Estimators and models on any storage that Spark can write: JSON, safetensors, and code by name where it has one."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import functools
+import importlib
+import json
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter
+
+from thinwire.errors import CheckpointError, ConfigError
+from thinwire.models import ZOO
+from thinwire.strategies import Strategy, name_of, strategy
+
+PIECE_BYTES = 16 << 20
+WEIGHTS = "weights"
+KEY = "thinwire"
+
+Code = dict[str, Any]
+"""A Python object in JSON: a plain value, a name to import it by, or pickled code."""
+
+
+class Saved(NamedTuple):
+    """What is stored beside the parameters."""
+
+    more: dict[str, Any]
+    code: dict[str, Code]
+    weights: bytes = b""
+
+
+def code_of(value: Any) -> Code:
+    """An object as JSON; by name wherever it has one that can be imported."""
+    if isinstance(value, Strategy):
+        return {"kind": "strategy", "name": name_of(value), "knobs": dataclasses.asdict(value)}
+    for name, factory in ZOO.items():
+        if value is factory:
+            return {"kind": "zoo", "name": name}
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "<")
+    if module not in (None, "__main__", "builtins") and "<" not in name and _found(module, name) is value:
+        return {"kind": "name", "module": module, "name": name}
+    try:
+        return {"kind": "value", "value": json.loads(json.dumps(value))}
+    except TypeError:
+        import cloudpickle
+
+        return {"kind": "pickle", "data": base64.b64encode(cloudpickle.dumps(value)).decode()}
+
+
+def made_of(code: Code, *, path: str, allow_pickle: bool) -> Any:
+    """The object again. Pickled code is only run where the caller allows it."""
+    kind = code["kind"]
+    if kind == "value":
+        return code["value"]
+    if kind == "strategy":
+        return strategy(code["name"], code["knobs"])
+    if kind == "zoo":
+        return ZOO[code["name"]]
+    if kind == "name":
+        found = _found(code["module"], code["name"])
+        if found is None:
+            raise CheckpointError(
+                f"{path!r} needs {code['module']}.{code['name']}, which cannot be imported here; put its module on the "
+                "Python path (or, for a model, give it: TorchModel.load(path, model=make_net))"
+            )
+        return found
+    if not allow_pickle:
+        raise CheckpointError(
+            f"{path!r} holds code that has no name to import it by (a lambda, or a function of a notebook). Give it "
+            "again (for a model: TorchModel.load(path, model=make_net)), or run what is stored if you trust it: "
+            "allow_pickle=True"
+        )
+    import cloudpickle
+
+    return cloudpickle.loads(base64.b64decode(code["data"]))
+
+
+def write_saved(path: str, instance: Any, saved: Saved, writer: Any, *, leave_out: Collection[str] = ()) -> None:
+    """Writes an estimator or a model; what its parameters hold, save those left out, must be plain."""
+    session = writer.sparkSession
+    context = _context(session)
+    extra = {KEY: {"more": saved.more, "code": saved.code, "size_bytes": len(saved.weights)}}
+    DefaultParamsWriter.saveMetadata(instance, path, context, extraMetadata=extra, paramMap=_plain(instance, leave_out))
+    if saved.weights:
+        data = saved.weights
+        pieces = [(i, data[start : start + PIECE_BYTES]) for i, start in enumerate(range(0, len(data), PIECE_BYTES))]
+        frame = session.createDataFrame([(i, bytearray(p)) for i, p in pieces], "piece int, data binary")
+        frame.write.mode("overwrite").parquet(f"{path}/{WEIGHTS}")
+
+
+def read_saved(path: str, instance: Any, reader: Any) -> Saved:
+    """Reads what `write_saved` wrote, and sets the instance's parameters."""
+    session = reader.sparkSession
+    metadata = DefaultParamsReader.loadMetadata(path, _context(session))
+    if KEY not in metadata:
+        raise CheckpointError(f"{path!r} was not written by thinwire; name the folder that save() was given")
+    instance._resetUid(metadata["uid"])
+    DefaultParamsReader.getAndSetParams(instance, metadata)
+    held = metadata[KEY]
+    weights = b""
+    if held["size_bytes"]:
+        rows = session.read.parquet(f"{path}/{WEIGHTS}").orderBy("piece").collect()
+        weights = b"".join(bytes(row["data"]) for row in rows)
+        if len(weights) != held["size_bytes"]:
+            raise CheckpointError(f"{path!r} holds {len(weights)} bytes of weights where {held['size_bytes']} belong")
+    return Saved(held["more"], held["code"], weights)
+
+
+def _plain(instance: Any, leave_out: Collection[str]) -> dict[str, Any]:
+    plain = {}
+    for param, value in instance._paramMap.items():
+        if param.name in leave_out:
+            continue
+        try:
+            plain[param.name] = json.loads(json.dumps(value))
+        except TypeError as error:
+            raise ConfigError(f"parameter {param.name!r} holds {value!r}, which cannot be stored") from error
+    return plain
+
+
+def _context(session: Any) -> Any:
+    from thinwire.cluster.sessions import is_remote
+
+    return session if is_remote(session) else session.sparkContext
+
+
+@functools.lru_cache(maxsize=256)
+def _imported(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        return None
+
+
+def _found(module: Any, name: str) -> Any:
+    found = _imported(str(module))
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found

@@ -1,0 +1,145 @@
+"""`kill -9` of executor JVMs in the middle of a fit: the others go on, the lost come back at the joint model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import thinwire as tw
+from thinwire import events
+from thinwire.models import cnn8
+
+from .conftest import executor_of
+
+pytestmark = pytest.mark.timeout(240)
+EPOCHS, BATCH, WORKERS = 40, 16, 3
+
+
+class Paced(nn.Module):
+    """Steps slowly until a file is there, so that new executors come before the others have done all their rows."""
+
+    def __init__(self, signal: str) -> None:
+        super().__init__()
+        self.signal = signal
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and not os.path.exists(self.signal):
+            time.sleep(0.1)
+        return x.view(-1, 1, 8, 8)
+
+
+def event_steps(log: list[events.Event]) -> int:
+    return max((e.steps for e in log if isinstance(e, events.Progressed)), default=0)
+
+
+class Killer:
+    """Kills executors when the run has come so far, each time once all workers are there; writes everything down."""
+
+    def __init__(self, *rounds: tuple[int, ...]) -> None:
+        self.rounds = list(rounds)
+        self.log: list[events.Event] = []
+        self.pids: dict[int, int] = {}
+        self.next_at = 20
+        self.rejoined, self.lost = 0, sum(map(len, rounds))
+        self.done = tempfile.mktemp(prefix="thinwire-test-")
+
+    def __call__(self, event: events.Event) -> None:
+        self.log.append(event)
+        if isinstance(event, events.WorkerJoined):
+            self.pids[event.worker] = event.pid
+        elif isinstance(event, events.WorkerLost):
+            self.pids.pop(event.worker, None)
+        elif isinstance(event, events.Rejoined):
+            self.rejoined += 1
+            if self.rounds:
+                self.next_at = event_steps(self.log) + 20
+            elif self.rejoined >= self.lost:
+                Path(self.done).touch()
+        elif isinstance(event, events.Progressed) and event.steps >= self.next_at and len(self.pids) == WORKERS:
+            for executor in {executor_of(self.pids[worker]) for worker in self.rounds.pop(0)}:
+                os.kill(executor, signal.SIGKILL)
+            self.next_at += 10**9
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [e for e in self.log if isinstance(e, kind)]
+
+
+def fit(frame: Any, strategy: tw.Strategy, killer: Killer, **changes: Any) -> tw.Result:
+    settings: dict[str, Any] = {
+        "inputs": ["pixels"],
+        "optimizer": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+        "strategy": strategy,
+        "cluster": tw.Spark(workers=WORKERS),
+        "epochs": EPOCHS,
+        "batch_size": BATCH,
+        "validation": 0.2,
+        "callbacks": [killer],
+        "progress": False,
+    }
+    try:
+        return tw.fit(lambda: nn.Sequential(Paced(killer.done), cnn8()), frame, **(settings | changes))
+    except BaseException:
+        for event in killer.log[-80:]:
+            print(event)
+        raise
+    finally:
+        Path(killer.done).unlink(missing_ok=True)
+
+
+def assert_survived(killer: Killer, result: tw.Result, lost: int) -> None:
+    assert result.summary["workers_lost"] == lost
+    assert max(row["val_accuracy"] for row in result.history) >= 0.95
+    rejoined = killer.of(events.Rejoined)
+    given = {(e.peer, e.landed): e.digest for e in killer.of(events.HandedOver)}
+    assert len(rejoined) >= lost
+    assert all(e.digest == given[e.worker, e.landed] for e in rejoined), "it starts from the joint model"
+    rows = 1797 - 360
+    assert EPOCHS * rows - 3 * BATCH * lost <= result.summary["rows"] <= EPOCHS * rows + 3
+    ever_lost = {e.worker for e in killer.of(events.WorkerLost)}
+    gaps = [e.gap_s for e in killer.of(events.Progressed) if e.worker not in ever_lost]
+    assert max(gaps) <= 2.0, f"a survivor stood still for {max(gaps):.1f} s"
+
+
+def test_twice_in_one_run(spark: Any, digits: Any) -> None:
+    killer = Killer((1,), (2,))
+    result = fit(digits.select("pixels", "label"), tw.Relay(), killer)
+    assert_survived(killer, result, lost=2)
+
+
+def test_two_at_once_under_a_barrier(spark: Any, digits: Any) -> None:
+    killer = Killer((0, 2))
+    result = fit(digits.select("pixels", "label"), tw.SparkNet(period=5), killer)
+    assert_survived(killer, result, lost=2)
+
+
+def test_a_worker_that_cannot_be_heard_for_a_while_takes_its_place_back(spark: Any, digits: Any) -> None:
+    """As when a link is cut and healed: the task lives on, so Spark starts no other."""
+    paused: list[int] = []
+    log: list[events.Event] = []
+
+    def pause(event: events.Event) -> None:
+        log.append(event)
+        if isinstance(event, events.Progressed) and event.worker == 1 and event.steps >= 20 and not paused:
+            paused.append(next(e.pid for e in log if isinstance(e, events.WorkerJoined) and e.worker == 1))
+            os.kill(paused[0], signal.SIGSTOP)
+            threading.Timer(8.0, os.kill, (paused[0], signal.SIGCONT)).start()
+
+        if isinstance(event, events.Rejoined):
+            Path(killer.done).touch()
+
+    killer = Killer()
+    deadlines = tw.Deadlines(silence_s=4.0, gather_s=10.0)
+    result = fit(digits.select("pixels", "label"), tw.Relay(), killer, callbacks=[pause], deadlines=deadlines)
+    assert result.summary["workers_lost"] == 1
+    assert [e.pid for e in log if isinstance(e, events.WorkerJoined) and e.again] == paused
+    assert any(e.worker == 1 for e in log if isinstance(e, events.Rejoined))
+    assert result.summary["rows"] == EPOCHS * (1797 - 360)

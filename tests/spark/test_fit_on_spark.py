@@ -1,0 +1,197 @@
+"""`tw.fit` and `TorchEstimator` on a real cluster of executors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import thinwire as tw
+from thinwire.errors import DataError, WorkerError
+from thinwire.models import mlp
+from thinwire.spark import TorchEstimator, TorchModel
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def momentum_sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def estimator(**changes: Any) -> TorchEstimator:
+    settings: dict[str, Any] = {
+        "model": mlp,
+        "input_cols": ["pixels"],
+        "label_col": "label",
+        "strategy": tw.SparkNet(period=10),
+        "num_workers": 3,
+        "epochs": 10,
+        "batch_size": 16,
+        "optimizer": momentum_sgd,
+        "progress": False,
+    }
+    return TorchEstimator(**(settings | changes))
+
+
+@pytest.fixture(scope="module")
+def fitted(digits: Any) -> TorchModel:
+    return estimator(validation=0.2).fit(digits)
+
+
+def test_the_same_recipe_and_seed_give_the_same_parameters_on_spark_as_on_local(spark: Any) -> None:
+    settings: dict[str, Any] = {
+        "inputs": ["pixels"],
+        "strategy": tw.SparkNet(period=5),
+        "optimizer": momentum_sgd,
+        "epochs": 3,
+        "validation": 0.2,
+        "seed": 7,
+        "progress": False,
+    }
+    here = tw.fit(mlp, "digits", cluster=tw.Local(workers=3, threads=1), **settings)
+    there = tw.fit(mlp, "digits", cluster=tw.Spark(workers=3, threads=1), **settings)
+    assert there.summary["rows"] == here.summary["rows"]
+    for name, value in here.model.state_dict().items():
+        assert torch.equal(value, there.model.state_dict()[name]), name
+
+
+def test_an_error_on_an_executor_reaches_the_driver_with_host_and_worker(digits: Any) -> None:
+    def broken() -> nn.Module:
+        raise ArithmeticError("no such luck")
+
+    with pytest.raises(WorkerError, match=r"worker \d on \S+ (?s:.)*no such luck"):
+        tw.fit(broken, digits, inputs=["pixels"], cluster=tw.Spark(workers=2), progress=False)
+
+
+def test_nulls_are_refused_with_column_and_count(spark: Any) -> None:
+    frame = spark.createDataFrame([([1.0, 2.0], 0), ([1.0, None], 1), (None, 1)] * 4, "x array<float>, label int")
+    with pytest.raises(WorkerError, match=r"column 'x' has \d+ null"):
+        tw.fit(lambda: nn.Linear(2, 2), frame, inputs=["x"], cluster=tw.Spark(workers=2), progress=False)
+
+
+def test_a_column_that_is_not_there_is_named_before_any_job_starts(digits: Any) -> None:
+    with pytest.raises(DataError, match="pixls"):
+        tw.fit(mlp, digits, inputs=["pixls"], cluster=tw.Spark(workers=2), progress=False)
+
+
+def test_skewed_and_empty_partitions_are_trained_on_whole(digits: Any) -> None:
+    """horovod/horovod#118, dmlc/xgboost#8221: as the frame is, one partition has all rows and two have none."""
+    frame = digits.filter("number < 200").coalesce(1)
+    frame = frame.union(frame.filter("number < 0")).union(frame.filter("number < 0"))
+    cluster = tw.Spark(workers=3, repartition=False)
+    result = tw.fit(
+        mlp, frame, inputs=["pixels"], strategy=tw.SparkNet(period=3), cluster=cluster, epochs=3, progress=False
+    )
+    assert result.summary["rows"] == 600
+
+
+def test_a_model_adds_its_columns_and_keeps_the_others(digits: Any, fitted: TorchModel) -> None:
+    """TensorFlowOnSpark drops them."""
+    from pyspark.ml.evaluation import MulticlassClassificationEvaluator
+
+    found = fitted.transform(digits)
+    assert found.columns == [*digits.columns, "rawPrediction", "probability", "prediction"]
+    evaluator = MulticlassClassificationEvaluator(metricName="accuracy")
+    assert evaluator.evaluate(found) >= 0.9
+    rows = found.filter("number < 5").orderBy("number").collect()
+    module = fitted.module
+    with torch.no_grad():
+        raw = module(torch.tensor([row.pixels for row in rows]))
+    np.testing.assert_allclose([row.rawPrediction.toArray() for row in rows], raw.numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose([row.probability.toArray().sum() for row in rows], 1.0, rtol=1e-5)
+    assert [int(row.prediction) for row in rows] == raw.argmax(1).tolist()
+
+
+def test_a_model_is_saved_and_loaded(fitted: TorchModel, digits: Any, tmp_path: Path) -> None:
+    path = str(tmp_path / "model")
+    fitted.save(path)
+    again = TorchModel.load(path)
+    assert again.uid == fitted.uid
+    assert again.summary == fitted.summary
+    for name, value in fitted.module.state_dict().items():
+        assert torch.equal(value, again.module.state_dict()[name])
+    few = digits.filter("number < 3").orderBy("number")
+    assert again.transform(few).collect() == fitted.transform(few).collect()
+
+
+def test_the_history_is_a_data_frame(fitted: TorchModel, spark: Any) -> None:
+    frame = fitted.history_frame(spark)
+    assert frame.count() == len(fitted.history) >= 5
+    assert {"epoch", "val_accuracy", "val_loss"} <= set(frame.columns)
+
+
+def test_pipeline_vectors_weights_and_a_validation_column(spark: Any, digits: Any) -> None:
+    from pyspark.ml import Pipeline
+    from pyspark.ml.feature import StandardScaler
+    from pyspark.ml.functions import array_to_vector
+    from pyspark.sql import functions as F  # noqa: N812
+
+    frame = digits.select(
+        array_to_vector("pixels").alias("raw"),
+        "label",
+        F.lit(1.0).alias("weight"),
+        (F.col("number") % 5 == 0).alias("held"),
+    )
+    scaler = StandardScaler(inputCol="raw", outputCol="scaled", withMean=True)
+    net = estimator(input_cols=["scaled"], weight_col="weight", validation_indicator_col="held", epochs=4)
+    made = Pipeline(stages=[scaler, net]).fit(frame)
+    trained = made.stages[-1]
+    assert trained.summary["rows"] == 4 * (1797 - 360)
+    assert trained.history[-1]["val_accuracy"] > 0.8
+    assert made.transform(frame.limit(5)).filter("prediction is not null").count() == 5
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_cross_validation_chooses_between_two(digits: Any) -> None:
+    from pyspark.ml.evaluation import MulticlassClassificationEvaluator
+    from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
+
+    net = estimator(optimizer="sgd", epochs=4)
+    grid = ParamGridBuilder().addGrid(net.learningRate, [0.2, 1e-6]).build()
+    evaluator = MulticlassClassificationEvaluator(metricName="accuracy")
+    chosen = CrossValidator(estimator=net, estimatorParamMaps=grid, evaluator=evaluator, numFolds=2).fit(digits)
+    assert chosen.avgMetrics[0] > chosen.avgMetrics[1] + 0.1
+    assert chosen.bestModel.transform(digits.limit(3)).count() == 3
+
+
+def test_images_and_strings_are_trained_on(spark: Any) -> None:
+    """horovod/horovod#3256, #2104: Spark's image schema as it is; strings through a transform."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for i in range(60):
+        pixels = rng.integers(0, 100, (6, 6, 3), dtype=np.uint8) + (100 if i % 2 else 0)
+        rows.append((("", 6, 6, 3, 16, bytearray(pixels.astype(np.uint8).tobytes())), "odd" if i % 2 else "even"))
+    image = "struct<origin:string,height:int,width:int,nChannels:int,mode:int,data:binary>"
+    frame = spark.createDataFrame(rows, f"image {image}, name string")
+
+    def named(columns: dict[str, Any]) -> dict[str, Any]:
+        return columns | {"label": np.array([1 if n == "odd" else 0 for n in columns["name"]])}
+
+    net = estimator(
+        model=lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)),
+        input_cols=["image"],
+        transform=named,
+        num_workers=2,
+        epochs=8,
+    )
+    assert net.fit(frame).summary["train_loss"] < 0.5
+
+
+def test_a_regression_adds_a_number(spark: Any) -> None:
+    frame = spark.createDataFrame([(float(i % 7), 3.0 * (i % 7) + 1.0) for i in range(70)], "x double, y double")
+    net = estimator(
+        model=lambda: nn.Sequential(nn.Unflatten(0, (-1, 1)), nn.Linear(1, 1), nn.Flatten(0)),
+        input_cols=["x"],
+        label_col="y",
+        loss="mse",
+        num_workers=2,
+        epochs=60,
+        optimizer="adam",
+        learning_rate=0.1,
+    )
+    found = net.fit(frame).transform(frame).collect()
+    assert max(abs(row.prediction - row.y) for row in found) < 0.5
