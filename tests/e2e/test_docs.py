@@ -111,6 +111,8 @@ EXAMPLES = {
     "own_data.py": [],
     "resume.py": [],
     "compare_strategies.py": ["--epochs", "1", "--workers", "2", "--picture", "picture.svg"],
+    "spark_digits.py": [],
+    "spark_sql_and_stream.py": [],
 }
 
 

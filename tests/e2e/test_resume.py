@@ -37,7 +37,6 @@ checkpoint_every = 5
 BARRIER = {
     "sparknet": "sparknet --set strategy.period=5",
     "synchronous": "synchronous",
-    "diloco": "diloco --set strategy.period=10 --set strategy.fragments=2",
     "compressed": "sparknet --set strategy.period=5 --set exchange.codec=int8",
 }
 
