@@ -163,8 +163,8 @@ class SparkWorkforce:
 def _task(payload: bytes, wire: Wire, threads: int, batches: Iterator[Any]) -> Iterator[Any]:
     """One worker's life, on an executor.
 
-    Spark runs a task again whose process died or who lost sight of the driver. User code that fails does not count: it is
-    told to the coordinator, and the task ends well.
+    Spark runs a task again whose process died or who lost sight of the driver. User code that fails is told to the
+    coordinator instead, and the task ends well.
     """
     import pyarrow as pa
     import torch
