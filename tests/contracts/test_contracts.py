@@ -67,6 +67,7 @@ def test_command_line_options_are_these() -> None:
     assert found == {
         "bench": ["--help", "--json", "--quick", "--save", "-h", "name"],
         "doctor": ["--help", "--json", "--master", "--workers", "-h"],
+        "testbed": ["--help", "-h", "act"],
         "train": ["--help", "--json", "--out", "--resume", "--set", "-h", "recipe"],
     }
 

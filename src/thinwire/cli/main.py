@@ -70,6 +70,15 @@ def parser() -> argparse.ArgumentParser:
         "--workers", type=int, metavar="N", help="workers to be; as many as there are slots unless given"
     )
     doctor.add_argument("--json", action="store_true", help="print what was found as JSON")
+    bed = commands.add_parser("testbed", help="a Spark cluster on an emulated network of this machine (root only)")
+    run = bed.add_subparsers(dest="act", metavar="ACT", required=True, parser_class=_Parser).add_parser(
+        "run", help="run a command on the driver's node; it finds the cluster in THINWIRE_MASTER"
+    )
+    run.add_argument("--nodes", type=int, default=4, metavar="N", help="Spark workers, a namespace each (4)")
+    run.add_argument("--rate", default="1gbit", metavar="RATE", help="of every node's link, both ways (1gbit)")
+    run.add_argument("--cores", type=int, default=1, metavar="N", help="task slots of each node (1)")
+    run.add_argument("--memory", default="1g", metavar="SIZE", help="of each executor (1g)")
+    run.add_argument("words", nargs=argparse.REMAINDER, metavar="-- CMD", help="the command")
     return top
 
 
@@ -81,6 +90,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from thinwire.cli.bench import bench
 
             return bench(options)
+        if options.command == "testbed":
+            from thinwire.cli.testbed import testbed
+
+            return testbed(options)
         if options.command == "doctor":
             from thinwire.cli.doctor import doctor
 

@@ -25,11 +25,11 @@ def num_fragments(ratio: float, bits: int, *, most: int = 64) -> int:
     return min(most, max(1, math.ceil(ratio * bits / 32)))
 
 
-def fragments_in_passing(handling_s: float, step_s: float, *, share: float = 0.02, most: int = 64) -> int:
+def fragments_in_passing(handling_s: float, step_s: float, *, share: float = 0.01, most: int = 64) -> int:
     """Fragments for which taking a snapshot and landing its reply cost a step no more than `share` of its time.
 
     >>> fragments_in_passing(0.06, 0.2), fragments_in_passing(0.0001, 0.2)
-    (15, 1)
+    (30, 1)
     """
     return min(most, max(1, math.ceil(handling_s / (share * step_s))))
 

@@ -1,0 +1,26 @@
+"""`thinwire testbed run`: a command against a Spark cluster on an emulated network."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from rich.console import Console
+
+from thinwire.errors import ConfigError
+from thinwire.testing.sparkbed import SparkBed
+
+
+def testbed(options: argparse.Namespace) -> int:
+    """Builds the cluster, runs the command on the driver's node, takes everything down; the command's exit code."""
+    words = options.words[1:] if options.words[:1] == ["--"] else options.words
+    if not words:
+        raise ConfigError("testbed run needs a command: thinwire testbed run --nodes 4 -- python train.py")
+    console = Console(stderr=True)
+    with console.status(f"starting Spark on {options.nodes} nodes at {options.rate}"):
+        cluster = SparkBed(options.nodes, options.rate, cores=options.cores, memory=options.memory).__enter__()
+    try:
+        console.print(f"Spark is at {cluster.master} (THINWIRE_MASTER), one executor on each of {options.nodes} nodes")
+        return cluster.drive(words, stdin=sys.stdin, start_new_session=False).wait()
+    finally:
+        cluster.close()
