@@ -17,6 +17,7 @@ from thinwire.engine.membership import Membership, Send
 from thinwire.engine.ports import COORDINATOR, Message
 from thinwire.engine.signals import Asked, Averaged, Caught, Landed, Signal
 from thinwire.exchange.peer import MeshPeer, Seat, Trees
+from thinwire.parameters import Fragment
 from thinwire.strategies import MPCA, Relay, SparkNet, Strategy
 
 SIZE = 2048
@@ -676,3 +677,13 @@ def test_signals_come_one_by_one() -> None:
     assert next(looking) is first
     assert list(peer.signals()) == [second]
     assert list(looking) == []
+
+
+def test_the_joint_state_that_a_newcomer_starts_from_does_not_move_on_under_it() -> None:
+    """Rounds landed after it was handed over come as signals of their own: moved on already, they would count twice."""
+    stage = Stage(2, SparkNet())
+    tree = stage.joints[0].tree()
+    kept = tree["state"][0].clone()
+    stage.joints[1].load(tree)
+    stage.joints[1].land(0, Fragment(0, SIZE), torch.ones(SIZE))
+    assert torch.equal(tree["state"][0], kept)

@@ -145,8 +145,9 @@ class JointState:
             return {"landed": self.landed, "state": values, "cuts": self.cuts.to_json()}
 
     def load(self, tree: dict[str, Any]) -> None:
+        """Takes a tree's values over; the tree keeps its own, which the main thread has yet to read."""
         with self.lock:
-            fresh = [v.to(torch.float32) if isinstance(v, Tensor) else v for v in tree["state"]]
+            fresh = [v.to(torch.float32, copy=True) if isinstance(v, Tensor) else v for v in tree["state"]]
             self.state = type(self.state)(*fresh)
             self.landed = int(tree["landed"])
             self.cuts = Cuts.from_json(tree["cuts"])

@@ -125,12 +125,13 @@ class Publisher:
             self._take_up(landed)
 
     def _take_up(self, landed: Landed) -> None:
+        """Numbers it by its own count, the same on all: of two announced, each may be from a worker that led then."""
         notes = [n for n in landed.notes.values() if "publish" in n]
         note = max(notes, key=lambda n: int(n["publish"]))
         model = landed.model if landed.model is not None else self._vector()
         if "stop" in note:
             self._worker.stop()
-        self._publish(int(note["publish"]), model, landed.joint, note.get("save"), bool(note.get("evaluate")))
+        self._publish(self.number + 1, model, landed.joint, note.get("save"), bool(note.get("evaluate")))
 
     def publish_alone(self) -> None:
         """The only worker publishes when it is due, with no round to wait for."""
