@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'thinwire[spark]'")
 
@@ -53,6 +56,19 @@ def digits(spark: Any) -> Any:
     pixels, labels = table.column("pixels").storage.to_pylist(), table.column("label").to_pylist()
     rows = [(p, label, i) for i, (p, label) in enumerate(zip(pixels, labels, strict=True))]
     return spark.createDataFrame(rows, "pixels array<float>, label int, number bigint").cache()
+
+
+class Slow(nn.Module):
+    """A network whose steps take 20 ms, as one of some size would: there is time to do something to the run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            time.sleep(0.02)
+        return self.layer(x)
 
 
 def executor_of(pid: int) -> int:

@@ -10,26 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
 import thinwire as tw
 from thinwire import events
 from thinwire.checkpoint import CheckpointStore
 from thinwire.errors import Interrupted, LostWorkersError
 
+from .conftest import Slow
+
 pytestmark = pytest.mark.timeout(180)
-
-
-class Slow(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(64, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.training:
-            time.sleep(0.02)
-        return self.layer(x)
 
 
 class Then:
@@ -53,18 +42,23 @@ def fit(frame: Any, then: Then, **changes: Any) -> tw.Result:
     return tw.fit(Slow, frame.select("pixels", "label"), callbacks=[then], **(settings | changes))
 
 
-def assert_slots_are_free(spark: Any) -> None:
-    """Three tasks at once end soon only where three slots are free."""
+def assert_slots_are_free(spark: Any, folder: Path) -> None:
+    """Three tasks that wait for each other: they only meet where three slots are free."""
+    place = str(folder)
 
     def meet(batches: Any) -> Any:
+        import os
         import time
 
-        time.sleep(2)
-        yield from batches
+        for batch in batches:
+            open(os.path.join(place, f"task-{batch.column(0)[0]}"), "w").close()
+            deadline = time.monotonic() + 60
+            while len([n for n in os.listdir(place) if n.startswith("task-")]) < 3:
+                assert time.monotonic() < deadline, "the others have no slot"
+                time.sleep(0.1)
+            yield batch
 
-    began = time.monotonic()
     assert spark.range(0, 3, 1, 3).mapInArrow(meet, "id bigint").count() == 3
-    assert time.monotonic() - began < 25
 
 
 def test_ctrl_c_leaves_a_checkpoint_and_resume_goes_on_with_another_number_of_workers(
@@ -77,13 +71,13 @@ def test_ctrl_c_leaves_a_checkpoint_and_resume_goes_on_with_another_number_of_wo
     manifest = CheckpointStore(f"{out}/checkpoints").latest()
     assert manifest is not None
     assert manifest.step >= 40
-    assert_slots_are_free(spark)
+    assert_slots_are_free(spark, tmp_path)
     again = fit(digits, Then(lambda: None), resume=out, epochs=6, cluster=tw.Spark(workers=2, preflight=False))
     assert again.summary["workers"] == 2
     assert again.summary["steps"] >= manifest.step
 
 
-def test_a_cancelled_job_ends_the_fit_with_what_spark_says(spark: Any, digits: Any) -> None:
+def test_a_cancelled_job_ends_the_fit_with_what_spark_says(spark: Any, digits: Any, tmp_path: Path) -> None:
     then = Then(lambda: spark.sparkContext.cancelAllJobs())
     with pytest.raises(LostWorkersError, match="cancel"):
         fit(digits, then)
@@ -91,7 +85,7 @@ def test_a_cancelled_job_ends_the_fit_with_what_spark_says(spark: Any, digits: A
     while any(os.path.exists(f"/proc/{pid}") and _trains(pid) for pid in then.pids.values()):
         assert time.monotonic() < deadline, "a worker outlived its run"
         time.sleep(0.5)
-    assert_slots_are_free(spark)
+    assert_slots_are_free(spark, tmp_path)
 
 
 def _trains(pid: int) -> bool:

@@ -7,24 +7,13 @@ import time
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
 import thinwire as tw
 from thinwire import events
 
+from .conftest import Slow
+
 pytestmark = pytest.mark.timeout(180)
-
-
-class Slow(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(64, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.training:
-            time.sleep(0.02)
-        return self.layer(x)
 
 
 def test_three_are_asked_two_slots_are_free_and_the_third_joins_later(spark: Any, digits: Any) -> None:

@@ -244,7 +244,7 @@ class Coordinator:
                 raise LostWorkersError(
                     f"worker {lost.worker} was lost ({lost.reason}) and will not be replaced; {alive} of "
                     f"{self._policy.workers} workers are left and at least {self._policy.min_workers} are needed. "
-                    f"Raise the cluster's max_restarts, or go on from the last checkpoint with resume."
+                    f"Go on from the last checkpoint with resume; on Local, max_restarts allows for more replacements."
                 )
 
     def _stalled(self, stalled: Stalled) -> events.RoundStalled:
@@ -367,10 +367,11 @@ class Coordinator:
         out.refused += int(getattr(self._hub, "refused", 0))
         if self._trained_from is not None:
             out.train_s = (self._trained_to or time.monotonic()) - self._trained_from
-        never = [w for w in range(self._policy.workers) if w not in self.membership.rows]
-        if never and not out.stopped_early:
-            out.unreplaced += len(never)
-            out.reason = out.reason or f"all rows done but those of workers {never}, which never had a slot to run in"
+        never = {w for w in range(self._policy.workers) if w not in self.membership.rows}
+        lacking = sorted((never | set(self._lost_at)) - self._never)  # those in _never are counted already
+        if lacking and not out.stopped_early:
+            out.unreplaced += len(lacking)
+            out.reason = out.reason or f"not all rows done: workers {lacking} never came, or were lost and not replaced"
         out.reason = out.reason or "all rows done"
         return out
 
