@@ -95,7 +95,15 @@ class ShardBatches:
         return iter(()) if self._validation is None else self._validation.batches(Position(0, 0), 1)
 
 
-def work(job: Job, worker: int, attempt: int, *, first: bool = True, given: Iterable[Any] | None = None) -> bool:
+def work(
+    job: Job,
+    worker: int,
+    attempt: int,
+    *,
+    first: bool = True,
+    given: Iterable[Any] | None = None,
+    gpu: int | None = None,
+) -> bool:
     """Runs one worker to its end; whatever goes wrong in it reaches the coordinator with its traceback.
 
     The rest of the arguments are those of `thinwire.cluster.base.Entry`.
@@ -103,10 +111,10 @@ def work(job: Job, worker: int, attempt: int, *, first: bool = True, given: Iter
     link = job.wire.link(worker, attempt)
     peer: MeshPeer | None = None
     try:
-        runner, peer = _build(job, worker, attempt, link, first, given)
+        runner, peer = _build(job, worker, attempt, link, first, given, gpu)
         runner.run()
-    except LeftError:
-        pass
+    except LeftError as left:
+        return left.done
     except CutOffError:
         return False
     except BaseException as error:
@@ -130,11 +138,12 @@ def work(job: Job, worker: int, attempt: int, *, first: bool = True, given: Iter
 
 
 def _build(
-    job: Job, worker: int, attempt: int, link: Link, first: bool, given: Iterable[Any] | None
+    job: Job, worker: int, attempt: int, link: Link, first: bool, given: Iterable[Any] | None, gpu: int | None
 ) -> tuple[Worker, MeshPeer]:
     spec = job.spec
     if spec.device in ("auto", "cuda") and torch.cuda.is_available():
-        spec = replace(spec, device=f"cuda:{worker % torch.cuda.device_count()}")
+        count = torch.cuda.device_count()  # a cluster that shows a task its own GPU alone may still name it by number
+        spec = replace(spec, device=f"cuda:{worker % count if gpu is None else min(gpu, count - 1)}")
     replica = TorchReplica(job.model, spec, worker)
     with job.feed.shard(worker, given, functools.partial(_fetch, link, attempt)) as files:
         batches = ShardBatches(files, job, worker, replica.device)

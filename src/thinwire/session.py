@@ -157,7 +157,7 @@ def fit(
     policy_stop = Target.parse(until) if until else None
     with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
         opened = where.open(data, validation)
-        where.look()
+        where.look(out)
         names = _columns([n for n in opened.names if n != opened.indicator], inputs, label, weight)
         wanted = Wanted(
             columns=None if transform is not None else (*names, *(n for n in (label, weight) if n)),

@@ -181,6 +181,72 @@ def test_an_older_attempt_never_gets_the_seat_back_even_when_it_is_empty() -> No
         assert not members.beat({"a": attempt}, 1, 4.0)
 
 
+def test_a_newer_attempt_waits_while_the_older_alone_holds_the_joint_model() -> None:
+    members = formed(1)
+    assert [(s.worker, s.attempt) for s in sent(members.join(hello(1), 0, 2.0), "wait")] == [(0, 1)]
+    assert members.seats[0].attempt == 0
+    assert members.standing == {0: 1}
+    assert lost(members.lose(0, 0, "killed", 3.0)) == [(0, 0)]
+    assert not sent(members.join(hello(1), 0, 4.0), "wait")
+    assert members.seats[0].attempt == 1
+    assert members.standing == {}
+
+
+def test_when_all_are_to_be_replaced_at_once_each_waits_until_another_has_the_joint_model() -> None:
+    members = formed(2)
+    assert lost(members.join(hello(1), 0, 2.0)) == [(0, 0)]
+    assert sent(members.join(hello(1), 1, 2.0), "wait"), "worker 0's new attempt holds nothing yet"
+    members.tick(3.0)
+    members.prepared(answer(1, 2), 0, 3.0)
+    members.prepared(answer(0, 2, landed=4, fresh=False), 1, 3.0)
+    assert members.reference == 1
+    assert sent(members.join(hello(1), 1, 4.0), "wait"), "it has been told of the joint model, and does not have it"
+    members.caught(0)
+    assert lost(members.join(hello(1), 1, 5.0)) == [(1, 0)]
+
+
+# -- more workers than slots ------------------------------------------------------------------------------------------
+
+
+def with_two_of_four() -> Membership:
+    """A run of four workers, two of which got slots."""
+    members = Membership(4, dataclasses.replace(QUICK, gather_s=5.0))
+    for worker in range(2):
+        members.join(hello(), worker, 0.0)
+    members.tick(5.0)
+    for worker in range(2):
+        members.prepared(answer(0, 1), worker, 5.0)
+    assert members.formed
+    return members
+
+
+def test_a_worker_that_is_done_makes_room_for_one_that_never_came() -> None:
+    members = with_two_of_four()
+    assert members.make_room(set(), 20.0) == []
+    assert members.make_room({0, 1}, 4.9) == [], "somebody may be on the way"
+    decisions = members.make_room({0, 1}, 20.0)
+    assert [(s.worker, s.header["done"]) for s in sent(decisions, "leave")] == [(1, True)]
+    assert lost(decisions) == [], "it is not lost: its rows are done"
+    assert members.room_for({0}, 21.0), "the slot is free: worker 2 is awaited"
+    assert not members.room_for({0}, 51.0), "but not forever"
+    members.join(hello(), 2, 22.0)
+    beat_all(members, 22.0)
+    members.tick(23.0)
+    members.prepared(answer(0, 2, landed=3, fresh=False), 0, 23.0)
+    members.prepared(answer(0, 2), 2, 23.0)
+    members.caught(2)
+    assert [s.worker for s in sent(members.make_room({0}, 60.0), "leave")] == [0], "worker 2 trains on, 3 gets a slot"
+
+
+def test_the_last_who_holds_the_joint_model_makes_no_room() -> None:
+    members = with_two_of_four()
+    members.lose(1, 0, "killed", 6.0)
+    members.tick(7.0)
+    members.prepared(answer(0, 2, landed=3, fresh=False), 0, 7.0)
+    assert members.make_room({0}, 100.0) == []
+    assert not members.room_for({0}, 100.0)
+
+
 @pytest.mark.parametrize("worker", [-1, 2, 1000])
 def test_a_worker_that_the_run_does_not_have_is_told_to_leave(worker: int) -> None:
     members = formed(2)
@@ -387,8 +453,8 @@ class World:
             case 0:
                 self.attempts[worker] += 1
                 self.take(self.members.join(hello(attempt + 1), worker, self.now))
-            case 1 if attempt > 0:
-                old = self.rng.randrange(attempt)
+            case 1 if self.members.attempts.get(worker, 0) > 0:
+                old = self.rng.randrange(self.members.attempts[worker])
                 before = dict(self.members.seats)
                 self.take(self.members.join(hello(old), worker, self.now))
                 assert self.members.seats == before
@@ -428,7 +494,8 @@ def test_a_run_whose_workers_stay_and_answer_comes_to_a_generation_of_all() -> N
             beat_all(world.members, world.now)
             world.take(world.members.tick(world.now))
             for seat in list(world.members.seats.values()):
-                told = answer(seat.attempt, world.called.get((seat.worker, seat.attempt), 0))
+                called = world.called.get((seat.worker, seat.attempt), 0)
+                told = answer(seat.attempt, called, fresh=not world.members.formed)
                 world.answered[seat.worker, seat.attempt] = told
                 world.take(world.members.prepared(told, seat.worker, world.now))
         assert world.members.members == tuple(range(world.workers)), f"with seed {seed}"

@@ -143,3 +143,41 @@ def test_a_worker_that_cannot_be_heard_for_a_while_takes_its_place_back(spark: A
     assert [e.pid for e in log if isinstance(e, events.WorkerJoined) and e.again] == paused
     assert any(e.worker == 1 for e in log if isinstance(e, events.Rejoined))
     assert result.summary["rows"] == EPOCHS * (1797 - 360)
+
+
+class Undertaker(Killer):
+    """Kills an executor under a shuffle, so that Spark starts all tasks anew beside the old; then one of the old."""
+
+    def __call__(self, event: events.Event) -> None:
+        self.log.append(event)
+        if isinstance(event, events.WorkerJoined):
+            self.pids[event.worker] = event.pid
+            self.attempts.setdefault(event.worker, []).append(event.attempt)
+        elif isinstance(event, events.Progressed) and event.steps >= 20 and len(self.pids) == WORKERS:
+            if not self.killed:
+                self.kill(2)
+        elif isinstance(event, events.Rejoined):
+            old = [w for w in (0, 1) if len(self.attempts[w]) == 1]
+            if event.worker != 2 and len(old) == 1 and len(self.killed) == 1:
+                self.kill(old[0])
+            if all(len(self.attempts[w]) > 1 for w in range(WORKERS)):
+                Path(self.done).touch()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.killed: list[int] = []
+        self.attempts: dict[int, list[int]] = {}
+
+    def kill(self, worker: int) -> None:
+        self.killed.append(worker)
+        os.kill(executor_of(self.pids[worker]), signal.SIGKILL)
+
+
+def test_zombies_leave_and_the_executor_that_holds_one_may_die(spark: Any, digits: Any) -> None:
+    killer = Undertaker()
+    frame = digits.select("pixels", "label").repartition(WORKERS)
+    result = fit(frame, tw.Relay(), killer, cluster=tw.Spark(workers=WORKERS, repartition=False))
+    assert len(killer.killed) == 2, "no zombie was there to be killed"
+    reasons = [e.reason for e in killer.of(events.WorkerLost)]
+    assert "replaced by a newer attempt" in reasons
+    assert_survived(killer, result, lost=len(reasons))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 import thinwire as tw
 from thinwire import events
@@ -49,3 +51,46 @@ def test_three_are_asked_two_slots_are_free_and_the_third_joins_later(spark: Any
     assert result.summary["rows"] == 30 * 1797
     assert result.summary["workers_lost"] == 0
     assert free.wait(60)
+
+
+def test_a_worker_that_is_done_makes_room_for_one_that_found_no_slot(spark: Any, digits: Any, tmp_path: Path) -> None:
+    over = tmp_path / "over"
+
+    def hold(batches: Any) -> Any:
+        import os
+        import time
+
+        deadline = time.monotonic() + 150
+        while not os.path.exists(held) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        yield from batches
+
+    held = str(over)
+    frame = spark.range(0, 1, 1, 1).mapInArrow(hold, "id bigint")
+    holder = threading.Thread(target=frame.collect, daemon=True)
+    holder.start()
+    time.sleep(3)
+    log: list[events.Event] = []
+    try:
+        result = tw.fit(
+            lambda: nn.Linear(64, 10),
+            digits.select("pixels", "label"),
+            inputs=["pixels"],
+            cluster=tw.Spark(workers=3, preflight=False),
+            epochs=10,
+            batch_size=16,
+            deadlines=tw.Deadlines(gather_s=4.0),
+            callbacks=[log.append],
+            progress=False,
+        )
+    finally:
+        over.touch()
+        holder.join(60)
+    assert not holder.is_alive()
+    formed = [e.members for e in log if isinstance(e, events.GenerationFormed)]
+    assert formed[0] == (0, 1), formed
+    assert 2 in formed[-1], formed
+    assert all(len(members) <= 2 for members in formed), "there never was a third slot"
+    assert result.summary["rows"] == 10 * 1797
+    assert result.summary["complete"]
+    assert result.summary["workers_lost"] == 0

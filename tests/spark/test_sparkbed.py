@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from thinwire.testing.sparkbed import SparkBed
 
 why_not = SparkBed.why_not()
 pytestmark = [pytest.mark.skipif(why_not is not None, reason=str(why_not)), pytest.mark.timeout(400)]
-NODES = 3
+NODES = 4
 
 DRIVER = """
 import os, sys, time
@@ -32,9 +33,10 @@ class Paced(nn.Module):
     def forward(self, x):
         if self.training and not os.path.exists(FAST):
             time.sleep(0.1)
+            open(f"{FAST}.{os.getpid()}", "w").close()
         return x
 
-spark = start_session(os.environ["THINWIRE_MASTER"], 3)
+spark = start_session(os.environ["THINWIRE_MASTER"], int(sys.argv[3]))
 table = next(iter(open_source("digits").batches()))
 pixels, labels = table.column("pixels").storage.to_pylist(), table.column("label").to_pylist()
 frame = spark.createDataFrame(list(zip(pixels, labels)), "pixels array<float>, label int")
@@ -47,41 +49,62 @@ spark.stop()
 """
 
 
-def events(out: Path) -> list[dict[str, Any]]:
-    path = out / "events.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SparkBed]:
+    with SparkBed(NODES, "1gbit") as bed:
+        yield bed
 
 
-def wait_for(what: Any, driver: subprocess.Popen[Any], log: Path, timeout_s: float = 120.0) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (found := what()):
-        assert driver.poll() is None, log.read_text()[-4000:]
-        assert time.monotonic() < deadline, log.read_text()[-4000:]
-        time.sleep(0.5)
-    return found
+class Drive:
+    """A driver on node 0, and what it says and writes."""
+
+    def __init__(self, cluster: SparkBed, folder: Path) -> None:
+        self.out, self.fast, self.log = folder / "run", folder / "fast", folder / "log"
+        (folder / "driver.py").write_text(DRIVER)
+        argv = [sys.executable, str(folder / "driver.py"), str(self.out), str(self.fast), str(NODES)]
+        with self.log.open("w") as said:
+            self.process = cluster.drive(argv, stdout=said, stderr=subprocess.STDOUT)
+        self.wait_for(lambda: sum(e["kind"] == "progressed" and e["steps"] >= 20 for e in self.events()) >= NODES)
+
+    def events(self) -> list[dict[str, Any]]:
+        path = self.out / "events.jsonl"
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def wait_for(self, what: Any, timeout_s: float = 120.0) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while not (found := what()):
+            assert self.process.poll() is None, self.log.read_text()[-4000:]
+            assert time.monotonic() < deadline, self.log.read_text()[-4000:]
+            time.sleep(0.5)
+        return found
 
 
-def test_a_node_whose_link_is_cut_for_20_s_rejoins_and_the_run_finishes(tmp_path: Path) -> None:
-    out, fast, log = tmp_path / "run", tmp_path / "fast", tmp_path / "log"
-    (tmp_path / "driver.py").write_text(DRIVER)
-    with SparkBed(NODES, "1gbit") as cluster, log.open("w") as said:
-        argv = [sys.executable, str(tmp_path / "driver.py"), str(out), str(fast), str(NODES)]
-        driver = cluster.drive(argv, stdout=said, stderr=subprocess.STDOUT)
-
-        def under_way() -> bool:
-            return sum(e["kind"] == "progressed" and e["steps"] >= 20 for e in events(out)) >= NODES
-
-        wait_for(under_way, driver, log)
-        cluster.bed.cut(2)
-        time.sleep(20)
-        cluster.bed.heal(2)
-        wait_for(lambda: [e for e in events(out) if e["kind"] == "rejoined"], driver, log)
-        fast.touch()
-        assert driver.wait(180) == 0, log.read_text()[-4000:]
-    summary = json.loads((out / "summary.json").read_text())
+def test_a_node_whose_link_is_cut_for_20_s_rejoins_and_the_run_finishes(cluster: SparkBed, tmp_path: Path) -> None:
+    drive = Drive(cluster, tmp_path)
+    cluster.bed.cut(2)
+    time.sleep(20)
+    cluster.bed.heal(2)
+    drive.wait_for(lambda: [e for e in drive.events() if e["kind"] == "rejoined"])
+    drive.fast.touch()
+    assert drive.process.wait(180) == 0, drive.log.read_text()[-4000:]
+    summary = json.loads((drive.out / "summary.json").read_text())
     assert summary["workers_lost"] >= 1
     assert summary["complete"]
-    assert max(e["metrics"]["val_accuracy"] for e in events(out) if e["kind"] == "evaluated") >= 0.9
-    lost = {e["worker"] for e in events(out) if e["kind"] == "worker_lost"}
-    gaps = [e["gap_s"] for e in events(out) if e["kind"] == "progressed" and e["worker"] not in lost]
-    assert max(gaps) <= 2.0
+    log = drive.events()
+    assert max(e["metrics"]["val_accuracy"] for e in log if e["kind"] == "evaluated") >= 0.9
+    lost = {e["worker"] for e in log if e["kind"] == "worker_lost"}
+    assert max(e["gap_s"] for e in log if e["kind"] == "progressed" and e["worker"] not in lost) <= 2.0
+
+
+def test_workers_end_by_themselves_when_the_driver_dies(cluster: SparkBed, tmp_path: Path) -> None:
+    drive = Drive(cluster, tmp_path)
+    steps = [Path(f"{drive.fast}.{e['pid']}") for e in drive.events() if e["kind"] == "worker_joined"]
+    assert len(steps) == NODES
+    cluster.bed.cut(0)  # no word of the driver's end gets out: workers must find out by themselves
+    drive.process.kill()
+    deadline = time.monotonic() + 90
+    while alive := [path.name for path in steps if time.time() - path.stat().st_mtime < 5]:
+        assert time.monotonic() < deadline, f"{alive} outlived their driver"
+        time.sleep(1.0)
+    cluster.bed.heal(0)

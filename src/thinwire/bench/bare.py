@@ -1,6 +1,7 @@
-"""A plain PyTorch loop, and what it has in common with ours in a comparison: models, data, optimizer, stopwatch.
+"""A plain PyTorch loop, and what it has in common with ours in a comparison: models, data, optimizer, marks of time.
 
-As a program (`python -m thinwire.bench.bare`, its order on stdin) it is the loop that a good user writes by hand.
+As a program (`python -m thinwire.bench.bare`, its order on stdin) it is one of the two compared: the loop that a
+good user writes by hand, or the same training through a session. Both step until they are killed.
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name every torch user knows
 from torch import Tensor, nn
 
+from thinwire import events
 from thinwire.models import lenet
 
 SEED = 0
 LR = 0.05
+ROWS = 20_480
+BATCH_SIZE = 64
 
 
 def mlp() -> nn.Module:
@@ -40,61 +45,78 @@ def synthetic(rows: int) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Stopwatch:
-    """An optimizer factory whose optimizer times itself from one step to another, and leaves the seconds in a file."""
+class Marked:
+    """An optimizer factory; its optimizer marks the time of every step in a file of doubles, the first their count."""
 
     path: str
-    first: int
-    last: int
 
     def __call__(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         optimizer = torch.optim.SGD(parameters, lr=LR)
-        done, began, spent = 0, 0.0, 0.0
+        marks = np.memmap(self.path, dtype=np.float64, mode="r+")
+        done = 0
 
-        def count(*_: Any) -> None:
-            nonlocal done, began, spent
+        def mark(*_: Any) -> None:
+            nonlocal done
             done += 1
-            if done == self.first:
-                began, spent = time.perf_counter(), time.process_time()
-            elif done == self.last:
-                found = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - spent}
-                with open(self.path + ".partial", "w") as file:
-                    json.dump(found | {"steps": self.last - self.first}, file)
-                os.replace(self.path + ".partial", self.path)
+            if done < len(marks):
+                marks[done] = time.perf_counter()
+                marks[0] = done
 
-        optimizer.register_step_post_hook(count)
+        optimizer.register_step_post_hook(mark)
         return optimizer
 
 
-def train(model: str, rows: int, batch_size: int, steps: int, stopwatch: Stopwatch) -> None:
+def train(model: str, marked: Marked) -> None:
     """The loop."""
-    x, y = synthetic(rows)
+    x, y = synthetic(ROWS)
     torch.manual_seed(SEED)
     net = MODELS[model]()
-    optimizer = stopwatch(net.parameters())
-    done = 0
+    optimizer = marked(net.parameters())
     while True:
-        order = torch.randperm(rows)
-        for start in range(0, rows, batch_size):
-            picked = order[start : start + batch_size]
+        order = torch.randperm(ROWS)
+        for start in range(0, ROWS, BATCH_SIZE):
+            picked = order[start : start + BATCH_SIZE]
             inputs, labels = x.index_select(0, picked), y.index_select(0, picked)
             optimizer.zero_grad(set_to_none=True)
             loss = F.cross_entropy(net(inputs), labels)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             loss.item()
-            done += 1
-            if done >= steps:
-                return
+
+
+def through_a_session(model: str, threads: int, marked: Marked) -> None:
+    """The same by one worker of a session."""
+    from thinwire.cluster.local import Local
+    from thinwire.session import fit
+
+    def told(event: events.Event) -> None:
+        if isinstance(event, events.WorkerJoined):
+            print(event.pid, flush=True)
+
+    x, y = synthetic(ROWS)
+    fit(
+        MODELS[model],
+        {"pixels": x, "label": y},
+        optimizer=marked,
+        cluster=Local(workers=1, threads=threads),
+        epochs=10**9,
+        batch_size=BATCH_SIZE,
+        callbacks=[told],
+        progress=False,
+    )
 
 
 def main() -> None:
-    """Reads the order and runs the loop."""
+    """Reads the order, says which process steps, and goes on until it is killed."""
     order = json.loads(sys.stdin.readline())
+    marked = Marked(order["marks"])
+    if order["session"]:
+        through_a_session(order["model"], order["threads"], marked)
+        return
     torch.set_num_threads(order["threads"])
     torch.set_num_interop_threads(1)
-    watch = Stopwatch(*order["stopwatch"])
-    train(order["model"], order["rows"], order["batch_size"], order["steps"], watch)
+    print(os.getpid(), flush=True)
+    train(order["model"], marked)
 
 
 if __name__ == "__main__":

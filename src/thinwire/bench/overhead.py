@@ -1,108 +1,140 @@
-"""`thinwire bench overhead`: one worker through the real session, against a bare PyTorch loop."""
+"""`thinwire bench overhead`: one worker through the real session, against a bare PyTorch loop.
+
+Both run at once, and take turns of a fraction of a second: one is stopped while the other steps. What else the machine
+does, which on a shared one changes speeds by a tenth from minute to minute, so falls on both alike.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+import time
+from typing import Any
 
-from thinwire.bench.bare import MODELS, Stopwatch, synthetic
+import numpy as np
+
+from thinwire.bench.bare import BATCH_SIZE, MODELS, ROWS
 from thinwire.bench.report import Report, Row, Say
 from thinwire.cluster.local import Local
-from thinwire.errors import WorkerError
-from thinwire.session import fit
+from thinwire.errors import TimedOutError, WorkerError
 
 TARGET = 0.97
-BATCH_SIZE = 64
-ROWS = 20_480
-RUN_S = 600.0
-
-
-@dataclass(frozen=True)
-class _Case:
-    model: str
-    threads: int
-    warm_up: int
-    steps: int
-
-
-class _Rate(NamedTuple):
-    rows_per_s: float
-    rows_per_cpu_s: float
-    """By the processor time of the whole worker process, which a busy machine does not stretch."""
+TURN_STEPS = 12
+LEAST_TURN_S = 0.25
+WARM_UP_S = 2.0
+START_S = 120.0
+MOST_MARKS = 1 << 20
+PAIRS = 10
+"""Turns of each side before both are started anew: how a process's memory happens to lie changes its speed too."""
 
 
 def overhead(quick: bool, say: Say) -> Report:
-    """Rows per second of both, by model and torch threads; ours and theirs run in turn."""
-    repeats, seconds, least, warm_up = (1, 0.3, 20, 10) if quick else (15, 2.0, 60, 30)
+    """Rows per second of both, by model and torch threads."""
+    blocks = 1 if quick else 8
     rows: list[Row] = []
     found: list[dict[str, Any]] = []
     for threads in (1,) if quick else sorted({1, Local(workers=1).threads_each}):
         for model in MODELS:
-            rate = _theirs(_Case(model, threads, warm_up, warm_up + least)).rows_per_s
-            case = _Case(model, threads, warm_up, warm_up + max(least, int(seconds * rate / BATCH_SIZE)))
-            ours: list[_Rate] = []
-            theirs: list[_Rate] = []
-            for repeat in range(repeats):
-                say(f"{model}, {threads} threads: {repeat + 1} of {repeats}, {case.steps} steps each")
-                # The one that comes first changes from time to time, so that a drift of the machine favours nobody.
-                for own in (True, False) if repeat % 2 else (False, True):
-                    (ours if own else theirs).append(_ours(case) if own else _theirs(case))
             name = f"{model}, {threads} thread{'s' if threads > 1 else ''}"
-            for label, kind in (("per second", "rows_per_s"), ("per second of processor time", "rows_per_cpu_s")):
-                a, b = [getattr(r, kind) for r in ours], [getattr(r, kind) for r in theirs]
-                ratios = tuple(x / y for x, y in zip(a, b, strict=True))
-                detail = f"{statistics.median(a):,.0f} / {statistics.median(b):,.0f} rows"
-                title = f"one worker ÷ bare loop, rows {label}"
-                rows.append(Row(title, name, statistics.median(ratios), TARGET, detail, ratios))
-            case_of = {"model": model, "threads": threads}
-            found.append(case_of | {"ours": [r._asdict() for r in ours], "bare": [r._asdict() for r in theirs]})
+            rates: list[tuple[float, float]] = []
+            for block in range(blocks):
+                say(f"{name}: {block + 1} of {blocks}, each with new processes")
+                rates += _block(model, threads)
+            ratios = [a / b for a, b in rates]
+            medians = tuple(statistics.median(ratios[i : i + PAIRS]) for i in range(0, len(ratios), PAIRS))
+            detail = " / ".join(f"{statistics.median(r):,.0f}" for r in zip(*rates, strict=True)) + " rows/s"
+            rows.append(Row("one worker ÷ bare loop", name, statistics.median(ratios), TARGET, detail, medians))
+            found.append({"model": model, "threads": threads, "rows_per_s": rates})
     return Report("overhead", rows, {"batch_size": BATCH_SIZE, "rows": ROWS, "cases": found})
 
 
-def _ours(case: _Case) -> _Rate:
-    x, y = synthetic(ROWS)
-    with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as folder:
-        path = os.path.join(folder, "ours.json")
-        fit(
-            MODELS[case.model],
-            {"pixels": x, "label": y},
-            optimizer=Stopwatch(path, case.warm_up, case.steps),
-            cluster=Local(workers=1, threads=case.threads),
-            steps=case.steps,
-            batch_size=BATCH_SIZE,
-            progress=False,
-        )
-        return _rate(path)
+def _block(model: str, threads: int) -> list[tuple[float, float]]:
+    """Rows per second of ours and of the bare loop, turn by turn."""
+    rates: list[tuple[float, float]] = []
+    with contextlib.ExitStack() as stack:
+        ours, bare = (stack.enter_context(_Side(model, threads, session)) for session in (True, False))
+        turn_s = max(LEAST_TURN_S, TURN_STEPS * max(ours.step_s, bare.step_s))
+        for pair in range(PAIRS):
+            if pair % 2:
+                first = ours.turn(turn_s)
+                rates.append((first, bare.turn(turn_s)))
+            else:
+                second = bare.turn(turn_s)
+                rates.append((ours.turn(turn_s), second))
+    return rates
 
 
-def _theirs(case: _Case) -> _Rate:
-    with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as folder:
-        path = os.path.join(folder, "bare.json")
-        order = {"model": case.model, "rows": ROWS, "batch_size": BATCH_SIZE, "steps": case.steps}
-        order |= {"threads": case.threads, "stopwatch": [path, case.warm_up, case.steps]}
-        threads = str(case.threads)
-        environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-        done = subprocess.run(
+class _Side:
+    """One of the two that are compared; stopped unless it is its turn."""
+
+    def __init__(self, model: str, threads: int, session: bool) -> None:
+        self._order = {"model": model, "threads": threads, "session": session}
+        self._environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        self._pids: tuple[int, ...] = ()
+
+    def __enter__(self) -> _Side:
+        self._folder = tempfile.TemporaryDirectory(prefix="thinwire-bench-")
+        path = os.path.join(self._folder.name, "marks")
+        self._marks = np.memmap(path, dtype=np.float64, mode="w+", shape=(MOST_MARKS,))
+        self._errors = open(os.path.join(self._folder.name, "errors"), "w+")
+        self._process = subprocess.Popen(
             [sys.executable, "-m", "thinwire.bench.bare"],
-            input=json.dumps(order) + "\n",
-            capture_output=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
             text=True,
-            env=environment,
-            timeout=RUN_S,
+            env=self._environment,
         )
-        if done.returncode:
-            raise WorkerError(f"the bare loop failed: {done.stderr[-2000:]}")
-        return _rate(path)
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(self._order | {"marks": path}) + "\n")
+        self._process.stdin.flush()
+        try:
+            self.step_s = self._warm_up()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        for pid in {*self._pids, self._process.pid}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.communicate()
+        self._errors.close()
+        self._folder.cleanup()
 
-def _rate(path: str) -> _Rate:
-    with open(path) as file:
-        measured = json.load(file)
-    rows = float(measured["steps"]) * BATCH_SIZE
-    return _Rate(rows / float(measured["seconds"]), rows / float(measured["cpu_seconds"]))
+    def _warm_up(self) -> float:
+        """Lets it start and find its pace, alone; then stops it, and returns the seconds of one step."""
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + START_S
+        said = self._process.stdout.readline()
+        while not self._marks[0] and said:
+            if time.monotonic() > deadline or self._process.poll() is not None:
+                break
+            time.sleep(0.05)
+        if not self._marks[0]:
+            self._errors.seek(0)
+            kind = WorkerError if self._process.poll() is not None else TimedOutError
+            raise kind(f"no step was made within {START_S:.0f} s: {self._errors.read()[-2000:]}")
+        self._pids = tuple({int(said), self._process.pid})
+        return BATCH_SIZE / self.turn(WARM_UP_S)
+
+    def turn(self, seconds: float) -> float:
+        """Rows per second, stepping for so long; by the first and the last mark, so that no part of a step counts."""
+        self._signal(signal.SIGCONT)
+        before = int(self._marks[0])
+        time.sleep(seconds)
+        after = int(self._marks[0])
+        self._signal(signal.SIGSTOP)
+        marks = self._marks[before + 2 : after + 1]  # the first step was begun in an earlier turn
+        return float(BATCH_SIZE * (len(marks) - 1) / (marks[-1] - marks[0]))
+
+    def _signal(self, number: int) -> None:
+        for pid in self._pids:
+            os.kill(pid, number)

@@ -47,6 +47,8 @@ class CheckpointStore:
 
     def __init__(self, url: str | os.PathLike[str]) -> None:
         self.url = os.fspath(url)
+        if "://" not in self.url:  # workers elsewhere have another working folder
+            self.url = os.path.abspath(self.url)
         self._filesystem, root = locate(self.url)
         self._root = root.rstrip("/")
 

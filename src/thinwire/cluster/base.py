@@ -15,14 +15,23 @@ from thinwire.engine.ports import Wire, Workforce
 class Entry(Protocol):
     """What a worker runs."""
 
-    def __call__(self, worker: int, attempt: int, *, first: bool = True, given: Iterable[Any] | None = None) -> bool:
-        """One worker's life; False where it ended because the coordinator could no longer be heard.
+    def __call__(
+        self,
+        worker: int,
+        attempt: int,
+        *,
+        first: bool = True,
+        given: Iterable[Any] | None = None,
+        gpu: int | None = None,
+    ) -> bool:
+        """One worker's life; False where it ended with its work not done: cut off, or replaced.
 
         Args:
             worker: its number.
             attempt: larger than that of all who had this number before.
             first: whether nobody had.
             given: record batches of its rows, where the cluster has them.
+            gpu: the one it is to use, where the cluster has set one apart for it.
         """
 
 
@@ -84,8 +93,8 @@ class Site(Protocol):
 
     def open(self, data: Any, validation: Any) -> Opened: ...
 
-    def look(self) -> None:
-        """Raises ConfigError where workers could not run."""
+    def look(self, out: str | None) -> None:
+        """Raises ConfigError where workers could not run, or could not write to the run's folder."""
 
     def launch(self, entry: Entry, dealt: Dealt, wire: Wire) -> Workforce:
         """Starts the workers; `wire` is for those that fail before they can read `entry`."""

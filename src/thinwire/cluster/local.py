@@ -68,7 +68,7 @@ class Local:
             return self.threads
         return max(1, _processors() // self.workers)
 
-    def look(self) -> None:
+    def look(self, out: str | None) -> None:
         """Nothing to look at: it is this machine."""
 
     def launch(self, entry: Entry, dealt: Dealt, wire: Wire) -> LocalWorkforce | ThreadWorkforce:

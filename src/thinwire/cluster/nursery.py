@@ -223,7 +223,9 @@ def _work(payload: bytes, worker: int, attempt: int, threads: int) -> None:
     import cloudpickle
     import torch
 
-    torch.set_num_threads(threads)
+    from thinwire.cluster.process import make_own
+
+    make_own(threads)
     torch.set_num_interop_threads(1)
     cloudpickle.loads(payload)(worker, attempt, first=attempt == 0)  # from the driver's own pipe
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import platform
 import selectors
 import socket
+import tempfile
 import threading
 import time
 import uuid
@@ -44,6 +46,8 @@ class Probe:
     """Why the driver could not be reached; None where it could."""
     peers: dict[str, str | None]
     """By address of another task, why it could not be reached."""
+    sees_out: bool
+    """Whether the run's folder is the same there as here."""
 
 
 @dataclass
@@ -65,17 +69,35 @@ class Findings:
             raise ConfigError(f"the Spark cluster is not ready for {self.workers} workers:\n{listed}")
 
 
-def examine(session: Any, workers: int, host: str, *, timeout_s: float = PROBE_S) -> Findings:
-    """Probes as many tasks as there are to be workers."""
+def examine(session: Any, workers: int, host: str, out: str | None = None, *, timeout_s: float = PROBE_S) -> Findings:
+    """Probes as many tasks as there are to be workers; `out` is the run's folder, if it has one."""
     meeting = _Meeting(host, workers)
     try:
-        rows = _run(session, workers, _probe_task(host, meeting.port, PACKAGES), timeout_s)
+        with _marked(out) as mark:
+            rows = _run(session, workers, _probe_task(host, meeting.port, PACKAGES, mark), timeout_s)
     finally:
         meeting.close()
     probes = [Probe(**json.loads(row)) for row in rows]
     findings = Findings(probes, workers, slots(session), f"{host}:{meeting.port}")
     _judge(findings, session)
+    blind = sorted({p.host for p in probes if not p.sees_out})
+    if blind:
+        findings.problems.append(
+            f"{', '.join(blind[:4])} cannot see out={out!r} of this machine, where workers write their checkpoints; "
+            "name a folder that all machines share, or a URL such as hdfs://… or s3://…"
+        )
     return findings
+
+
+@contextlib.contextmanager
+def _marked(out: str | None) -> Iterator[str | None]:
+    """A file in a folder of this machine, for executors to look for; a URL is the same everywhere."""
+    if out is None or "://" in out:
+        yield None
+        return
+    os.makedirs(out, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=os.path.abspath(out), prefix=".seen-") as file:
+        yield file.name
 
 
 def _judge(findings: Findings, session: Any) -> None:
@@ -213,7 +235,9 @@ class _Meeting:
                 guest.sendall(b"bye\n")
 
 
-def _probe_task(host: str, port: int, packages: tuple[str, ...]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+def _probe_task(
+    host: str, port: int, packages: tuple[str, ...], mark: str | None
+) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """The probe, as a function that travels by value: what it needs it imports itself."""
 
     def probe(batches: Iterator[Any]) -> Iterator[Any]:
@@ -279,6 +303,7 @@ def _probe_task(host: str, port: int, packages: tuple[str, ...]) -> Callable[[It
             "cores": os.cpu_count(),
             "driver": driver,
             "peers": peers,
+            "sees_out": mark is None or os.path.exists(mark),
         }
         yield pa.RecordBatch.from_pydict({"found": [json.dumps(found)]})
         if listener is not None:

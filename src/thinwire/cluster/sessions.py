@@ -105,6 +105,16 @@ def cancel(session: Any, tag: str) -> None:
             session.sparkContext.cancelJobGroup(tag)
 
 
+def gpu_given() -> int | None:
+    """On an executor, the GPU that Spark has set apart for this task (`spark.task.resource.gpu.amount`), if any."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    given = context.resources().get("gpu") if context is not None else None
+    address = given.addresses[0] if given is not None and given.addresses else ""
+    return int(address) if address.isdigit() else None
+
+
 def _is_here(address: str) -> bool:
     """Whether this machine can listen at an address."""
     with socket.socket() as probe:

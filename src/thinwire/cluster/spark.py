@@ -26,7 +26,8 @@ import cloudpickle
 from thinwire.cluster.base import Dealt, DriverData, Entry
 from thinwire.cluster.frames import FrameData, is_frame
 from thinwire.cluster.preflight import examine
-from thinwire.cluster.sessions import cancel, driver_host, find_session, job_runner, setting, slots
+from thinwire.cluster.process import make_own
+from thinwire.cluster.sessions import cancel, driver_host, find_session, gpu_given, job_runner, setting, slots
 from thinwire.cluster.shipping import packed
 from thinwire.engine.deadlines import Deadlines
 from thinwire.engine.ports import COORDINATOR, WHOEVER, Exit, Wire
@@ -96,10 +97,10 @@ class SparkSite:
             return FrameData(data, validation, self.workers, self.cluster.repartition)
         return DriverData(data, validation, self.workers, shared_disk=False)
 
-    def look(self) -> None:
+    def look(self, out: str | None) -> None:
         """Refuses a cluster on which the run could not work, and says what to change."""
         if self.cluster.preflight:
-            findings = examine(self.session, self.workers, self.host)
+            findings = examine(self.session, self.workers, self.host, out)
             findings.refuse()
             for warning in findings.warnings:
                 warnings.warn(warning, stacklevel=2)
@@ -167,20 +168,22 @@ def _task(payload: bytes, wire: Wire, threads: int, batches: Iterator[Any]) -> I
     coordinator instead, and the task ends well.
     """
     import pyarrow as pa
-    import torch
     from pyspark import TaskContext
 
     context = TaskContext.get()
     assert context is not None
     worker, attempt = context.partitionId(), int(context.taskAttemptId())
-    torch.set_num_threads(threads)
+    make_own(threads)
     try:
         entry: Entry = cloudpickle.loads(payload)  # from the driver, through Spark
     except Exception as error:
         _fail(wire.link(worker, attempt), attempt, error)
     else:
-        if not entry(worker, attempt, first=context.attemptNumber() == 0, given=batches):
-            raise TimedOutError(f"worker {worker} no longer hears the driver; Spark may start it again")
+        if not entry(worker, attempt, first=context.attemptNumber() == 0, given=batches, gpu=gpu_given()):
+            raise TimedOutError(
+                f"attempt {attempt} of worker {worker} no longer hears the driver, or a newer one has its place; "
+                "Spark starts it again where that is needed"
+            )
     for _ in batches:  # what a worker left unread, Spark still wants to be rid of
         pass
     columns = {"worker": [worker], "attempt": [attempt], "host": [socket.gethostname()], "pid": [os.getpid()]}

@@ -73,6 +73,7 @@ class Loader:
         self._needed = tuple(dict.fromkeys(n for n in (*inputs, label, weight) if n is not None))
         self._device = torch.device(device)
         busy = transform is not None or self._device.type != "cpu"
+        self._put = self._moved if busy else None
         self._prefetch = (2 if busy else 0) if prefetch is None else prefetch
         self._threads: weakref.WeakSet[Ahead[Batch]] = weakref.WeakSet()
         self._closed = False
@@ -112,12 +113,16 @@ class Loader:
     def _gather(self, position: Position) -> Batch:
         rows = self._sampler.rows(position)
         if self._transform is None:
-            columns: dict[str, Any] = dict(self._shard.take(rows, self._needed))
+            columns: dict[str, Any] = self._shard.take(rows, self._needed)
         else:
             columns = self._transformed(self._transform, self._shard.take(rows), len(rows))
-        label = None if self._label is None else self._put(_as_label(columns[self._label]))
-        weight = None if self._weight is None else self._put(_as_weight(columns[self._weight]))
-        inputs = tuple(self._put(_narrowed(columns[name])) for name in self._inputs)
+        label = None if self._label is None else _as_label(columns[self._label])
+        weight = None if self._weight is None else _as_weight(columns[self._weight])
+        inputs = tuple([_narrowed(columns[name]) for name in self._inputs])
+        if self._put is not None:
+            inputs = tuple(map(self._put, inputs))
+            label = None if label is None else self._put(label)
+            weight = None if weight is None else self._put(weight)
         return Batch(inputs, label, weight, len(rows), position)
 
     def _transformed(self, transform: Transform, given: dict[str, Any], num_rows: int) -> dict[str, torch.Tensor]:
@@ -143,9 +148,7 @@ class Loader:
                 )
         return out
 
-    def _put(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self._device.type == tensor.device.type == "cpu":
-            return tensor
+    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._device.type == "cuda" and tensor.device.type == "cpu":
             tensor = tensor.pin_memory()
         return tensor.to(self._device, non_blocking=True)
@@ -166,6 +169,8 @@ def _as_tensor(name: str, value: Any) -> torch.Tensor:
 
 
 def _narrowed(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dtype is torch.float32:
+        return tensor
     return tensor.float() if tensor.dtype == torch.float64 else tensor
 
 
@@ -174,6 +179,8 @@ def _as_weight(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _as_label(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dtype is torch.int64:
+        return tensor
     if tensor.is_floating_point() or tensor.dtype == torch.bool:
         return _narrowed(tensor)
     return tensor.long()

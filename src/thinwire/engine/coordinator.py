@@ -71,6 +71,8 @@ class Coordinator:
             self._act(self.membership.tick(time.monotonic()))
             self._tick()
             on_turn()
+        for worker, attempt in self.membership.standing.items():
+            self._hub.send(worker, attempt, {"t": "leave", "why": "the run is over", "done": True})
         return self._summed()
 
     def interrupt(self, reason: str = "interrupted") -> None:
@@ -91,7 +93,7 @@ class Coordinator:
         if header["t"] not in BEFORE_A_SEAT and (seat is None or seat.attempt != header.get("a")):
             if header["t"] == "beat":  # a fenced or forgotten worker: it must not go on as if nothing had been
                 attempt = int(header.get("a", 0))
-                back = self._workforce.revives and self.membership.attempts.get(worker) == attempt
+                back = self._workforce.revives and attempt >= self.membership.attempts.get(worker, attempt + 1)
                 leave = {"t": "leave", "why": "this worker's place was given up"}
                 self._hub.send(worker, attempt, {"t": "rejoin"} if back else leave)
             return
@@ -140,6 +142,7 @@ class Coordinator:
     def _on_caught(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         """Publications up to this one were made before the worker had the joint state: it has no part in them."""
         self._jury.excused[worker] = int(header["published"])
+        self.membership.caught(worker)
 
     def _on_saved(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         self._saves.setdefault(str(header["name"]), {})[worker] = header
@@ -277,8 +280,12 @@ class Coordinator:
         for name in sorted(set(self._saves) - self._saved):
             self._try_commit(name)
         if self._concluding_since is None:
-            alive = set(self.membership.seats)
-            if alive and alive <= self._finished and self.membership.formed and not self._awaited(now):
+            stopping = self.outcome.stopped_early or self._pending_stop is not None
+            makes_room = self._workforce.revives and not stopping
+            if makes_room:
+                self._act(self.membership.make_room(self._finished, now))
+            alive, more = set(self.membership.seats), makes_room and self.membership.room_for(self._finished, now)
+            if alive and alive <= self._finished and self.membership.formed and not more and not self._awaited(now):
                 self._trained_to = now
                 self._concluding_since = now
                 self._broadcast({"t": "conclude"})
@@ -367,8 +374,9 @@ class Coordinator:
         out.refused += int(getattr(self._hub, "refused", 0))
         if self._trained_from is not None:
             out.train_s = (self._trained_to or time.monotonic()) - self._trained_from
-        never = {w for w in range(self._policy.workers) if w not in self.membership.rows}
-        lacking = sorted((never | set(self._lost_at)) - self._never)  # those in _never are counted already
+        lacking = sorted(
+            (set(self.membership.unseen) | set(self._lost_at)) - self._never
+        )  # those in _never are counted already
         if lacking and not out.stopped_early:
             out.unreplaced += len(lacking)
             out.reason = out.reason or f"not all rows done: workers {lacking} never came, or were lost and not replaced"

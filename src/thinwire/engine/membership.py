@@ -88,26 +88,33 @@ class Membership:
         self.landed = 0
         self.attempts: dict[int, int] = {}
         """The newest attempt seen of every worker: the fence."""
+        self.standing: dict[int, int] = {}
+        """Newer attempts of workers that cannot be spared yet; each asks again from time to time."""
         self.rows: dict[int, int] = {}
         """Training rows of every worker that has ever joined."""
         self.remembered: dict[int, Header] = {}
         """The last progress of every worker, its successor's starting point."""
         self._first_join: float | None = None
-        self._last_join = 0.0
+        self._last_join = self._last_move = 0.0
+        self._room_made: float | None = None
         self._changed_at: float | None = None
         self.formed = False
         self._patience_s = self.deadlines.stall_s
 
     def join(self, header: Header, worker: int, now: float) -> list[Decision]:
-        """Takes a worker in; an older attempt than the newest known is told to leave."""
+        """Takes a worker in. Of two attempts the newer stays, unless the older alone holds the joint model."""
         attempt = int(header["a"])
         if not 0 <= worker < self.workers or attempt < self.attempts.get(worker, -1):
             return [Send(worker, attempt, {"t": "leave", "why": "a newer attempt has taken this place"})]
         found: list[Decision] = []
         current = self.seats.get(worker)
         if current is not None and current.attempt != attempt:
+            if not self._can_spare(current):
+                self.standing[worker] = attempt
+                return [Send(worker, attempt, {"t": "wait"})]
             found += self.lose(worker, current.attempt, "replaced by a newer attempt", now)
             found.append(Send(worker, current.attempt, {"t": "leave", "why": "replaced by a newer attempt"}))
+        self.standing.pop(worker, None)
         self.attempts[worker] = attempt
         self.rows[worker] = int(header.get("rows", 0))
         self.seats[worker] = Seat(
@@ -120,9 +127,17 @@ class Membership:
             last_seen=now,
         )
         self._first_join = now if self._first_join is None else self._first_join
-        self._last_join = now
+        self._last_join = self._last_move = now
         self._changed_at = now
         return found
+
+    def caught(self, worker: int) -> None:
+        """Notes that a worker has taken the joint state over."""
+        self.seats[worker].blank = False
+
+    def _can_spare(self, seat: Seat) -> bool:
+        """Whether the joint model would not go with it: nothing was agreed on yet, or somebody else holds it too."""
+        return not self.formed or seat.blank or any(not s.blank for s in self.seats.values() if s is not seat)
 
     def lose(self, worker: int, attempt: int, reason: str, now: float) -> list[Decision]:
         """Gives a seat up."""
@@ -132,6 +147,30 @@ class Membership:
         del self.seats[worker]
         self._changed_at = now
         return [Lost(worker, attempt, reason)]
+
+    def make_room(self, finished: set[int], now: float) -> list[Decision]:
+        """Ends a worker that is done, where one that never came may be waiting for its slot."""
+        if not self.unseen or not self.formed or self.changing or now - self._last_move < self.deadlines.gather_s:
+            return []
+        done = [s for s in self.seats.values() if s.worker in finished and self._can_spare(s)]
+        if not done:
+            return []
+        seat = max(done, key=lambda s: s.worker)
+        self._room_made = self._last_move = now
+        self.lose(seat.worker, seat.attempt, "", now)
+        return [Send(seat.worker, seat.attempt, {"t": "leave", "why": "its rows are done", "done": True})]
+
+    def room_for(self, finished: set[int], now: float) -> bool:
+        """Whether a worker that never came may still do so, once all who are here are done."""
+        if not self.unseen:
+            return False
+        waited = self._room_made is not None and now - self._room_made < self.deadlines.rejoin_s
+        return waited or sum(not s.blank for s in self.seats.values() if s.worker in finished) > 1
+
+    @property
+    def unseen(self) -> tuple[int, ...]:
+        """Workers that have never joined."""
+        return tuple(w for w in range(self.workers) if w not in self.rows)
 
     def suspect(self, worker: int, attempt: int, now: float) -> None:
         """Its connection broke: it has a moment to be heard again."""
@@ -245,6 +284,8 @@ class Membership:
         self.reference, self.landed = reference.worker, reference.landed
         members: dict[str, Any] = {}
         for seat in self.seats.values():
+            if seat is reference or (reference.landed == 0 and seat.digest == reference.digest):
+                seat.blank = False  # it holds the joint model without being handed it
             entry: dict[str, Any] = {"address": seat.address, "attempt": seat.attempt}
             if seat.fresh and seat.worker in self.remembered:
                 last = self.remembered[seat.worker]

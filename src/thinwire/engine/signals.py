@@ -11,7 +11,12 @@ from thinwire.parameters import Fragment
 
 
 class LeftError(Exception):
-    """The coordinator told this worker to leave: its place was given to another."""
+    """The coordinator told this worker to leave."""
+
+    def __init__(self, why: str, done: bool) -> None:
+        super().__init__(why)
+        self.done = done
+        """Whether its work is done; otherwise another has taken its place."""
 
 
 class CutOffError(Exception):

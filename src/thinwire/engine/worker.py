@@ -66,7 +66,7 @@ class Worker:
         self._needs_state = False
         self._stopping = False
         self._loss_total = 0.0
-        self._reported = 0.0
+        self._reported = self._patient_until = 0.0
         self._tuner = Tuner(self)
         self.landed = self.adopted = joint.landed
         self._handover = Handover(self)
@@ -237,7 +237,7 @@ class Worker:
             self._take_signals(0.1)
             if time.monotonic() - self._reported > REPORT_S:
                 self._report(time.monotonic())
-            if time.monotonic() > deadline:
+            if time.monotonic() > max(deadline, self._patient_until):
                 raise TimedOutError(
                     f"worker {self.plan.worker} waited {timeout_s:.0f} s for {what} with workers "
                     f"{list(self.members)}; look for a worker that hangs, or raise the deadline"
@@ -356,7 +356,9 @@ class Worker:
         elif kind == "stop":
             self.publisher.asked_to_stop = str(header["why"])
         elif kind == "leave":
-            raise LeftError(str(header["why"]))
+            raise LeftError(str(header["why"]), bool(header.get("done")))
+        elif kind == "wait":  # an earlier attempt holds this place, and is needed there
+            self._patient_until = time.monotonic() + self.plan.deadlines.join_s
         else:
             self.told.add(kind)
 

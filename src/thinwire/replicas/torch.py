@@ -109,7 +109,8 @@ class TorchReplica:
 
     def gradient(self, batch: Any) -> float:
         """Computes the gradient of a batch's mean loss, and returns that loss; refuses one that is not finite."""
-        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in self.parameters.tensors:  # what zero_grad does, which takes 20 times as long to get there
+            parameter.grad = None
         with self._autocast():
             output = self.module(*batch.inputs)
             loss = self._objective.mean(output, batch.label, batch.weight)

@@ -134,7 +134,9 @@ def skeleton_of(given: Any) -> Callable[[], nn.Module]:
         return made
     kept = copy.deepcopy(given).cpu()
     unsaved = {name for name, _ in kept.named_buffers()} - set(kept.state_dict())
-    return functools.partial(copy.deepcopy, kept if unsaved else kept.to("meta"))
+    names = sum(1 for _ in kept.named_parameters(remove_duplicate=False))
+    tied = names > sum(1 for _ in kept.parameters())  # the way to the meta device would untie them
+    return functools.partial(copy.deepcopy, kept if unsaved or tied else kept.to("meta"))
 
 
 def _vector(column: Any) -> Any:

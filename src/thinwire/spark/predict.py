@@ -11,6 +11,7 @@ import pyarrow as pa
 import torch
 from torch import nn
 
+from thinwire.cluster.sessions import gpu_given
 from thinwire.data.columns import RaggedError, count_nulls, dense, is_tensor, stored_array
 from thinwire.data.feeds import prepared
 from thinwire.errors import DataError
@@ -50,7 +51,8 @@ class Predictor:
             while len(_modules) >= MOST_MODULES:
                 _modules.pop(next(iter(_modules)))
             module = self.skeleton()
-            module.load_state_dict(load(self.weights), assign=True)
+            empty = any(p.is_meta for p in module.parameters())  # others are copied into: tied ones stay tied
+            module.load_state_dict(load(self.weights), assign=empty)
             _modules[self.digest] = module.to(_device()).eval()
         return _modules[self.digest]
 
@@ -111,11 +113,8 @@ def _column(name: str, array: Any) -> Any:
 def _device() -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    given = context.resources().get("gpu") if context is not None else None
-    return torch.device(f"cuda:{given.addresses[0]}" if given is not None else "cuda")
+    gpu = gpu_given()
+    return torch.device("cuda" if gpu is None else f"cuda:{min(gpu, torch.cuda.device_count() - 1)}")
 
 
 def as_struct(found: Sequence[np.ndarray[Any, Any]], names: Sequence[str]) -> Any:

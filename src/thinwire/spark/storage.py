@@ -42,6 +42,11 @@ def code_of(value: Any) -> Code:
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "<")
     if module not in (None, "__main__", "builtins") and "<" not in name and _found(module, name) is value:
         return {"kind": "name", "module": module, "name": name}
+    if isinstance(value, functools.partial):
+        code: Code = {"kind": "partial", "of": code_of(value.func), "args": [code_of(a) for a in value.args]}
+        code["keywords"] = {name: code_of(a) for name, a in value.keywords.items()}
+        if not any(_has_pickle(part) for part in (code["of"], *code["args"], *code["keywords"].values())):
+            return code
     try:
         return {"kind": "value", "value": json.loads(json.dumps(value))}
     except TypeError:
@@ -67,6 +72,10 @@ def made_of(code: Code, *, path: str, allow_pickle: bool) -> Any:
                 "Python path (or, for a model, give it: TorchModel.load(path, model=make_net))"
             )
         return found
+    if kind == "partial":
+        made = functools.partial(made_of, path=path, allow_pickle=allow_pickle)
+        keywords = {name: made(a) for name, a in code["keywords"].items()}
+        return functools.partial(made(code["of"]), *map(made, code["args"]), **keywords)
     if not allow_pickle:
         raise CheckpointError(
             f"{path!r} holds code that has no name to import it by (a lambda, or a function of a notebook). Give it "
@@ -76,6 +85,12 @@ def made_of(code: Code, *, path: str, allow_pickle: bool) -> Any:
     import cloudpickle
 
     return cloudpickle.loads(base64.b64decode(code["data"]))
+
+
+def _has_pickle(code: Code) -> bool:
+    if code["kind"] == "partial":
+        return any(map(_has_pickle, (code["of"], *code["args"], *code["keywords"].values())))
+    return bool(code["kind"] == "pickle")
 
 
 def write_saved(path: str, instance: Any, saved: Saved, writer: Any, *, leave_out: Collection[str] = ()) -> None:

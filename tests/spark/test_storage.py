@@ -1,0 +1,78 @@
+"""What a saved model holds, and how it comes back; no cluster is needed."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save
+from torch import nn
+
+from thinwire.cluster.frames import decode_images
+from thinwire.errors import CheckpointError
+from thinwire.session import in_turn
+from thinwire.spark.model import skeleton_of
+from thinwire.spark.predict import Predictor
+from thinwire.spark.storage import code_of, made_of
+
+
+class Tied(nn.Module):
+    """Reads with the weights that it writes with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.outer.weight = self.inner.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.outer(self.inner(x))
+
+
+def shout(columns: dict[str, Any]) -> dict[str, Any]:
+    return columns
+
+
+@pytest.mark.parametrize(
+    "value",
+    [functools.partial(decode_images, ["image"]), in_turn(functools.partial(decode_images, ["a", "b"]), shout)],
+    ids=["images", "images, then a function of a module"],
+)
+def test_a_transform_of_named_parts_is_stored_by_name(value: Any) -> None:
+    code = json.loads(json.dumps(code_of(value)))
+    assert "pickle" not in json.dumps(code)
+    again = made_of(code, path="p", allow_pickle=False)
+    assert again.func is value.func
+    assert str(again.args) == str(value.args)
+
+
+def test_one_with_a_part_that_has_no_name_is_pickled_and_not_run_unasked() -> None:
+    code = code_of(in_turn(functools.partial(decode_images, ["image"]), lambda columns: columns))
+    with pytest.raises(CheckpointError, match="allow_pickle"):
+        made_of(code, path="p", allow_pickle=False)
+    assert made_of(code, path="p", allow_pickle=True)({"x": 1}) == {"x": 1}
+
+
+@pytest.mark.parametrize("given", [Tied(), Tied], ids=["a network", "its factory"])
+def test_tied_weights_stay_tied(given: Any) -> None:
+    trained = Tied()
+    state = {name: value.clone() for name, value in trained.state_dict().items()}
+    predictor = Predictor(skeleton_of(given), save(state), f"tied-{given}", ("x",), "regression", 8)
+    module = predictor.module()
+    assert module.inner.weight is module.outer.weight
+    assert torch.equal(module.inner.weight, trained.inner.weight)
+
+
+def test_a_task_takes_the_gpu_that_spark_gave_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyspark import TaskContext
+    from pyspark.resource import ResourceInformation
+
+    from thinwire.cluster.sessions import gpu_given
+
+    context = TaskContext.__new__(TaskContext)
+    monkeypatch.setattr(TaskContext, "_taskContext", context)
+    for given, expected in (({}, None), ({"gpu": ResourceInformation("gpu", ["3", "5"])}, 3)):
+        monkeypatch.setattr(context, "_resources", given, raising=False)
+        assert gpu_given() == expected
