@@ -81,13 +81,14 @@ def test_hang_no_executor_ever_comes(tmp_path: Path) -> None:
 from pyspark.sql import SparkSession
 from torch import nn
 import thinwire as tw
+from thinwire.errors import TimedOutError
 spark = SparkSession.builder.master("local-cluster[1,1,1024]").config("spark.ui.enabled", "false").config(
     "spark.executor.cores", "4").getOrCreate()  # no worker has four
 frame = spark.createDataFrame([([1.0, 2.0], 0)] * 8, "x array<float>, label int")
 try:
     tw.fit(lambda: nn.Linear(2, 2), frame, inputs=["x"], cluster=tw.Spark(workers=1, preflight=False),
            deadlines=tw.Deadlines(start_s=8.0), progress=False)
-except tw.TimedOutError as error:
+except TimedOutError as error:
     print("said:", error)
 spark.stop()
 """
@@ -145,7 +146,7 @@ def test_empty_validation(digits: Any) -> None:
     )
     assert estimator.fit(some).summary["val_accuracy"] in (0.0, 1.0)
     none = digits.withColumn("held", sql.lit(False))
-    assert "val_accuracy" not in estimator.fit(none).summary
+    assert estimator.fit(none).summary["val_accuracy"] is None
 
 
 def test_accuracy_falls_with_workers(digits: Any) -> None:
@@ -160,7 +161,7 @@ def test_accuracy_falls_with_workers(digits: Any) -> None:
         ).summary["val_accuracy"]
         for k in (1, 3)
     )
-    assert one >= 0.95
+    assert one >= 0.9
     assert three >= one - 0.02
 
 

@@ -71,7 +71,7 @@ def test_a_task_takes_the_gpu_that_spark_gave_it(monkeypatch: pytest.MonkeyPatch
 
     from thinwire.cluster.sessions import gpu_given
 
-    context = TaskContext.__new__(TaskContext)
+    context = object.__new__(TaskContext)
     monkeypatch.setattr(TaskContext, "_taskContext", context)
     for given, expected in (({}, None), ({"gpu": ResourceInformation("gpu", ["3", "5"])}, 3)):
         monkeypatch.setattr(context, "_resources", given, raising=False)
