@@ -109,6 +109,7 @@ class Run:
             "workers": self._job.workers,
             "seed": self._seed,
             "total_rows": self._coordinator.membership.total_rows,
+            "workers_at": {str(w): _at(p) for w, p in self._coordinator.membership.remembered.items()},
             "rows_done": sum(int((r.get("progress") or {}).get("rows", 0)) for r in reports),
             "thinwire": __version__,
         }
@@ -173,3 +174,8 @@ def _own_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler if earlier is None else earlier)
+
+
+def _at(progress: dict[str, Any]) -> dict[str, Any]:
+    """Where a worker was, for one that has no part of its own in a checkpoint."""
+    return {name: progress.get(name) for name in ("position", "steps", "rows")}

@@ -193,7 +193,12 @@ def _resume(runner: Worker, job: Job, worker: int) -> None:
     named = f"worker-{worker}"
     own = store.read_part(manifest, named) if same and any(p.name == named for p in manifest.parts) else None
     resume(runner, joint, own)  # type: ignore[arg-type]
-    if own is None:
+    if own is None and same:  # it had left, was lost, or had not come yet
+        at = dict(manifest.meta.get("workers_at", {})).get(str(worker), {})  # type: ignore[call-overload]
+        runner.meter.position = tuple(at.get("position") or (0, 0))
+        runner.meter.steps = runner.replica.steps = int(at.get("steps") or 0)
+        runner.meter.rows = int(at.get("rows") or 0)
+    elif own is None:
         epoch = int(manifest.meta["rows_done"]) // max(1, int(manifest.meta["total_rows"]))  # type: ignore[call-overload]
         runner.meter.position = (epoch, 0)
         runner.meter.steps = runner.replica.steps = manifest.step

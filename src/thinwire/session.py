@@ -290,10 +290,11 @@ def in_turn(first: Transform | None, second: Transform | None) -> Transform | No
     """Two transforms as one."""
     if first is None or second is None:
         return first or second
-    return functools.partial(_composed, first, second)
+    return functools.partial(composed, first, second)
 
 
-def _composed(first: Transform, second: Transform, columns: dict[str, Any]) -> dict[str, Any]:
+def composed(first: Transform, second: Transform, columns: dict[str, Any]) -> dict[str, Any]:
+    """The second of the first."""
     return second(first(columns))
 
 

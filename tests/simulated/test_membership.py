@@ -19,7 +19,7 @@ def hello(attempt: int = 0) -> dict[str, Any]:
 
 
 def answer(attempt: int, generation: int, *, landed: int = 0, fresh: bool = True, digest: str = "d") -> dict[str, Any]:
-    return {"a": attempt, "g": generation, "landed": landed, "fresh": fresh, "blank": fresh, "digest": digest}
+    return {"a": attempt, "g": generation, "landed": landed, "fresh": fresh, "since": int(not fresh), "digest": digest}
 
 
 def sent(decisions: list[Decision], kind: str) -> list[Send]:
@@ -222,20 +222,57 @@ def with_two_of_four() -> Membership:
 
 def test_a_worker_that_is_done_makes_room_for_one_that_never_came() -> None:
     members = with_two_of_four()
-    assert members.make_room(set(), 20.0) == []
-    assert members.make_room({0, 1}, 4.9) == [], "somebody may be on the way"
-    decisions = members.make_room({0, 1}, 20.0)
+    assert members.make_room(set(), set(), 20.0) == []
+    assert members.make_room({0, 1}, set(), 4.9) == [], "somebody may be on the way"
+    decisions = members.make_room({0, 1}, set(), 20.0)
     assert [(s.worker, s.header["done"]) for s in sent(decisions, "leave")] == [(1, True)]
     assert lost(decisions) == [], "it is not lost: its rows are done"
-    assert members.room_for({0}, 21.0), "the slot is free: worker 2 is awaited"
-    assert not members.room_for({0}, 51.0), "but not forever"
+    assert members.room_for({0}, set(), 21.0), "the slot is free: worker 2 is awaited"
+    assert not members.room_for({0}, set(), 51.0), "but not forever"
     members.join(hello(), 2, 22.0)
     beat_all(members, 22.0)
     members.tick(23.0)
     members.prepared(answer(0, 2, landed=3, fresh=False), 0, 23.0)
     members.prepared(answer(0, 2), 2, 23.0)
     members.caught(2)
-    assert [s.worker for s in sent(members.make_room({0}, 60.0), "leave")] == [0], "worker 2 trains on, 3 gets a slot"
+    assert [s.worker for s in sent(members.make_room({0}, set(), 60.0), "leave")] == [0], (
+        "worker 2 trains on, 3 gets a slot"
+    )
+
+
+def test_a_worker_that_is_done_makes_room_for_one_that_was_lost() -> None:
+    members = formed(3, deadlines=dataclasses.replace(QUICK, gather_s=2.0))
+    members.lose(2, 0, "killed", 2.0)
+    members.tick(3.0)
+    for worker in range(2):
+        members.prepared(answer(0, 2, landed=3, fresh=False), worker, 3.0)
+    assert members.make_room({0, 1}, {2}, 5.0) == [], "its successor may be on the way"
+    assert [s.worker for s in sent(members.make_room({0, 1}, {2}, 9.0), "leave")] == [1]
+    assert members.room_for({0}, {2}, 10.0)
+
+
+def test_one_that_left_to_make_room_stays_away() -> None:
+    members = with_two_of_four()
+    members.make_room({0, 1}, set(), 20.0)
+    (told,) = sent(members.join(hello(), 1, 20.1), "leave")
+    assert told.header["done"]
+    assert 1 not in members.seats
+
+
+def test_who_was_left_out_of_the_newest_generation_is_never_the_reference() -> None:
+    """Both have landed three rounds, not the same three: worker 0 was cut off, and 1 went on alone."""
+    members = formed(2)
+    members.lose(0, 0, "silent", 2.0)
+    members.tick(3.0)
+    members.prepared(answer(0, 2, landed=3, fresh=False), 1, 3.0)
+    members.join(hello(), 0, 4.0)
+    members.tick(5.0)
+    members.prepared(answer(0, 3, landed=3, fresh=False) | {"since": 2}, 1, 5.0)
+    committed = members.prepared(answer(0, 3, landed=3, fresh=False), 0, 5.0)
+    assert members.reference == 1
+    assert [s.header["since"] for s in sent(committed, "commit")] == [2, 2]
+    assert members.seats[0].blank
+    assert not members.seats[1].blank
 
 
 def test_the_last_who_holds_the_joint_model_makes_no_room() -> None:
@@ -243,8 +280,8 @@ def test_the_last_who_holds_the_joint_model_makes_no_room() -> None:
     members.lose(1, 0, "killed", 6.0)
     members.tick(7.0)
     members.prepared(answer(0, 2, landed=3, fresh=False), 0, 7.0)
-    assert members.make_room({0}, 100.0) == []
-    assert not members.room_for({0}, 100.0)
+    assert members.make_room({0}, set(), 100.0) == []
+    assert not members.room_for({0}, set(), 100.0)
 
 
 @pytest.mark.parametrize("worker", [-1, 2, 1000])

@@ -76,3 +76,15 @@ def test_a_task_takes_the_gpu_that_spark_gave_it(monkeypatch: pytest.MonkeyPatch
     for given, expected in (({}, None), ({"gpu": ResourceInformation("gpu", ["3", "5"])}, 3)):
         monkeypatch.setattr(context, "_resources", given, raising=False)
         assert gpu_given() == expected
+
+
+def test_columns_of_structs_come_as_frames_where_spark_has_pandas_udfs_only() -> None:
+    """PySpark 3.5: an ML vector is a struct, and pandas gets it as a DataFrame of its fields."""
+    import pandas as pd
+
+    from thinwire.spark.predict import _as_arrow
+
+    frame = pd.DataFrame({"type": [1, 1], "size": [None, None], "values": [[1.0, 2.0], [3.0, 4.0]]})
+    found = _as_arrow(frame)
+    assert found.field("values").to_pylist() == [[1.0, 2.0], [3.0, 4.0]]
+    assert _as_arrow(pd.Series([1.5, 2.5])).to_pylist() == [1.5, 2.5]

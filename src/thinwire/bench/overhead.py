@@ -58,7 +58,7 @@ def _block(model: str, threads: int) -> list[tuple[float, float]]:
     """Rows per second of ours and of the bare loop, turn by turn."""
     rates: list[tuple[float, float]] = []
     with contextlib.ExitStack() as stack:
-        ours, bare = (stack.enter_context(_Side(model, threads, session)) for session in (True, False))
+        bare, ours = (stack.enter_context(_Side(model, threads, session)) for session in (False, True))
         turn_s = max(LEAST_TURN_S, TURN_STEPS * max(ours.step_s, bare.step_s))
         for pair in range(PAIRS):
             if pair % 2:
@@ -89,7 +89,7 @@ class _Side:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env=self._environment,
+            env=self._environment | {"TMPDIR": self._folder.name},
         )
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(self._order | {"marks": path}) + "\n")

@@ -93,8 +93,9 @@ class Coordinator:
         if header["t"] not in BEFORE_A_SEAT and (seat is None or seat.attempt != header.get("a")):
             if header["t"] == "beat":  # a fenced or forgotten worker: it must not go on as if nothing had been
                 attempt = int(header.get("a", 0))
-                back = self._workforce.revives and attempt >= self.membership.attempts.get(worker, attempt + 1)
-                leave = {"t": "leave", "why": "this worker's place was given up"}
+                known, done = self.membership.attempts, (worker, attempt) in self.membership.retired
+                back = self._workforce.revives and attempt >= known.get(worker, attempt + 1) and not done
+                leave = {"t": "leave", "why": "this worker's place was given up", "done": done}
                 self._hub.send(worker, attempt, {"t": "rejoin"} if back else leave)
             return
         handler(worker, header, message.payload, now)
@@ -104,6 +105,9 @@ class Coordinator:
             raise ConfigError(f"worker {worker} came, and the run is to have {self._policy.workers}")
         if (worker, header["a"]) in self._gone:
             return  # its process ended while this was on the way
+        if self._concluding_since is not None and worker in self.membership.unseen:
+            self._hub.send(worker, int(header["a"]), {"t": "leave", "why": "the run is ending", "done": True})
+            return
         self._act(self.membership.join(header, worker, now))
         seat = self.membership.seats.get(worker)
         if seat is not None and seat.attempt == header["a"]:
@@ -172,7 +176,7 @@ class Coordinator:
             )
         )
         if header.get("kind") == "DivergedError":
-            raise DivergedError(f"{where}: {header['error']}{self._last_good()}")
+            raise DivergedError(f"{where}: {header['error']}{self.outcome.last_good()}")
         raise WorkerError(f"{where} failed: {header['error']}\n\n{header['traceback']}")
 
     def _on_result(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
@@ -281,10 +285,13 @@ class Coordinator:
             self._try_commit(name)
         if self._concluding_since is None:
             stopping = self.outcome.stopped_early or self._pending_stop is not None
-            makes_room = self._workforce.revives and not stopping
+            makes_room, missed = self._workforce.revives and not stopping, set(self._lost_at) - self._never
             if makes_room:
-                self._act(self.membership.make_room(self._finished, now))
-            alive, more = set(self.membership.seats), makes_room and self.membership.room_for(self._finished, now)
+                self._act(self.membership.make_room(self._finished, missed, now))
+            alive, more = (
+                set(self.membership.seats),
+                makes_room and self.membership.room_for(self._finished, missed, now),
+            )
             if alive and alive <= self._finished and self.membership.formed and not more and not self._awaited(now):
                 self._trained_to = now
                 self._concluding_since = now
@@ -314,7 +321,8 @@ class Coordinator:
     def _judge(self) -> None:
         """Evaluations whose reports are all in come to a verdict, which every worker hears."""
         alive = set(self.membership.members) & set(self.membership.seats)
-        for judged in self._jury.ready(alive, self.membership.total_rows, self.outcome.train_loss):
+        done = {w: int(p.get("rows", 0)) for w, p in self.membership.remembered.items()}
+        for judged in self._jury.ready(alive, done, self.membership.total_rows, self.outcome.train_loss):
             self.outcome.metrics = judged.event.metrics
             self.outcome.history.append(judged.row)
             self._emit(judged.event)
@@ -382,14 +390,6 @@ class Coordinator:
             out.reason = out.reason or f"not all rows done: workers {lacking} never came, or were lost and not replaced"
         out.reason = out.reason or "all rows done"
         return out
-
-    def _last_good(self) -> str:
-        if self.outcome.checkpoint is None:
-            return ". No checkpoint had been written; try a smaller learning rate or gradient clipping."
-        return (
-            f". The last good checkpoint is {self.outcome.checkpoint}: resume from it with a smaller learning "
-            "rate or gradient clipping."
-        )
 
     def _emit(self, event: events.Event) -> None:
         if self._emit_to(event) is True:

@@ -48,6 +48,7 @@ class Handover:
             "buffers": worker.replica.buffers.vector(),
             "counts": worker.replica.buffers.counts(),
             "published": worker.publisher.number,
+            "best": worker.publisher.best,
         }
         if worker.strategy.subject == "gradients":
             tree["replica"] = worker.replica.shared()

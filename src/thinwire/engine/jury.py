@@ -39,15 +39,20 @@ class Jury:
         """Takes a report in."""
         self._reports.setdefault(int(header["p"]), {})[worker] = header
 
-    def ready(self, alive: set[int], total_rows: int, train_loss: float | None) -> Iterator[Judged]:
-        """Judges what can be judged now."""
+    def ready(
+        self, alive: set[int], rows: dict[int, int], total_rows: int, train_loss: float | None
+    ) -> Iterator[Judged]:
+        """Judges what can be judged now; `rows` are those done by each worker, also by some who are gone."""
         for number in sorted(set(self._reports) - self._judged):
             reports = self._reports[number]
             if {w for w in alive if self.excused.get(w, 0) < number} <= set(reports):
                 self._judged.add(number)
-                yield self._judge(number, reports, total_rows, train_loss)
+                gone = sum(done for worker, done in rows.items() if worker not in reports)
+                yield self._judge(number, reports, gone, total_rows, train_loss)
 
-    def _judge(self, number: int, reports: dict[int, Header], total_rows: int, train_loss: float | None) -> Judged:
+    def _judge(
+        self, number: int, reports: dict[int, Header], gone: int, total_rows: int, train_loss: float | None
+    ) -> Judged:
         metrics: dict[str, float] = {}
         for name in sorted({name for r in reports.values() for name in r["sums"]}):
             weight = sum(float(r["weights"].get(name, 0.0)) for r in reports.values())
@@ -55,7 +60,7 @@ class Jury:
             if weight > 0:
                 metrics[name] = total / weight
         best, stop = self.law.judge(metrics) if metrics else (False, None)
-        done = sum(int(r["done"]) for r in reports.values())
+        done = gone + sum(int(r["done"]) for r in reports.values())
         steps = int(reports[min(reports)]["steps"])
         epoch = round(done / max(1, total_rows), 4)
         row = {"number": number, "epoch": epoch, "steps": steps, "rows": done, "train_loss": train_loss, **metrics}

@@ -61,7 +61,9 @@ class Seat:
     fresh: bool = True
     """Whether it has yet to take the joint state over."""
     blank: bool = True
-    """Whether it has never held one, not even an older one."""
+    """Whether it has never held one, not even an older one, as far as this run goes."""
+    since: int = 0
+    """The newest generation in which it held what all held; 0 for none."""
     digest: str = ""
     prepared: int = 0
     called_at: float | None = None
@@ -97,6 +99,8 @@ class Membership:
         self._first_join: float | None = None
         self._last_join = self._last_move = 0.0
         self._room_made: float | None = None
+        self.retired: set[tuple[int, int]] = set()
+        """Workers and attempts that were done and left to make room."""
         self._changed_at: float | None = None
         self.formed = False
         self._patience_s = self.deadlines.stall_s
@@ -104,6 +108,8 @@ class Membership:
     def join(self, header: Header, worker: int, now: float) -> list[Decision]:
         """Takes a worker in. Of two attempts the newer stays, unless the older alone holds the joint model."""
         attempt = int(header["a"])
+        if (worker, attempt) in self.retired:
+            return [self._farewell(worker, attempt)]
         if not 0 <= worker < self.workers or attempt < self.attempts.get(worker, -1):
             return [Send(worker, attempt, {"t": "leave", "why": "a newer attempt has taken this place"})]
         found: list[Decision] = []
@@ -145,24 +151,30 @@ class Membership:
         if seat is None or seat.attempt != attempt:
             return []
         del self.seats[worker]
-        self._changed_at = now
+        self._changed_at = self._last_move = now
         return [Lost(worker, attempt, reason)]
 
-    def make_room(self, finished: set[int], now: float) -> list[Decision]:
-        """Ends a worker that is done, where one that never came may be waiting for its slot."""
-        if not self.unseen or not self.formed or self.changing or now - self._last_move < self.deadlines.gather_s:
+    def make_room(self, finished: set[int], lost: set[int], now: float) -> list[Decision]:
+        """Ends a worker that is done, where one that never came, or was lost, may be waiting for its slot."""
+        wait_s = self.deadlines.gather_s * (1 if self.unseen else 3)  # a lost one's successor may be on its way
+        waiting = bool(self.unseen or lost) and self.formed and not self.changing
+        if not waiting or now - self._last_move < wait_s:
             return []
         done = [s for s in self.seats.values() if s.worker in finished and self._can_spare(s)]
         if not done:
             return []
         seat = max(done, key=lambda s: s.worker)
-        self._room_made = self._last_move = now
+        self._room_made = now
+        self.retired.add((seat.worker, seat.attempt))
         self.lose(seat.worker, seat.attempt, "", now)
-        return [Send(seat.worker, seat.attempt, {"t": "leave", "why": "its rows are done", "done": True})]
+        return [self._farewell(seat.worker, seat.attempt)]
 
-    def room_for(self, finished: set[int], now: float) -> bool:
-        """Whether a worker that never came may still do so, once all who are here are done."""
-        if not self.unseen:
+    def _farewell(self, worker: int, attempt: int) -> Send:
+        return Send(worker, attempt, {"t": "leave", "why": "its rows are done", "done": True})
+
+    def room_for(self, finished: set[int], lost: set[int], now: float) -> bool:
+        """Whether a worker that never came, or was lost, may still come, once all who are here are done."""
+        if not self.unseen and not lost:
             return False
         waited = self._room_made is not None and now - self._room_made < self.deadlines.rejoin_s
         return waited or sum(not s.blank for s in self.seats.values() if s.worker in finished) > 1
@@ -205,7 +217,7 @@ class Membership:
         seat.last_seen, seat.suspect_since = now, None
         seat.prepared, seat.called_at = self.generation, None
         seat.landed, seat.digest = int(header["landed"]), str(header["digest"])
-        seat.fresh, seat.blank = bool(header["fresh"]), bool(header["blank"])
+        seat.fresh, seat.since = bool(header["fresh"]), int(header["since"])
         return self._try_commit()
 
     def tick(self, now: float) -> list[Decision]:
@@ -277,14 +289,14 @@ class Membership:
         if self._changed_at is not None or any(s.prepared != self.generation for s in self.seats.values()):
             return []
         reference = self._choose_reference()
-        if self.formed and all(s.blank for s in self.seats.values()):  # to go on from here would undo the run
+        if self.formed and not any(s.since for s in self.seats.values()):  # to go on from here would undo the run
             return [Bereft(tuple(sorted(self.seats)))]
         self.formed = True
         self.members = tuple(sorted(self.seats))
         self.reference, self.landed = reference.worker, reference.landed
         members: dict[str, Any] = {}
         for seat in self.seats.values():
-            if seat is reference or (reference.landed == 0 and seat.digest == reference.digest):
+            if seat is reference or self._equals(seat, reference):
                 seat.blank = False  # it holds the joint model without being handed it
             entry: dict[str, Any] = {"address": seat.address, "attempt": seat.attempt}
             if seat.fresh and seat.worker in self.remembered:
@@ -299,11 +311,24 @@ class Membership:
             "reference": reference.worker,
             "landed": reference.landed,
             "digest": reference.digest,
+            "since": reference.since,
             "rows": self.total_rows,
             "totals": {str(w): int(p.get("rows", 0)) for w, p in self.remembered.items()},
         }
         return [Send(s.worker, s.attempt, dict(header)) for s in self.seats.values()]
 
     def _choose_reference(self) -> Seat:
-        """Who holds the newest joint state; of those the lowest number."""
-        return min(self.seats.values(), key=lambda s: (s.fresh, -s.landed, s.worker))
+        """Who holds the newest joint state; of those the lowest number.
+
+        A generation counts for more than rounds: who was left out of the newest may have landed as many in another way.
+        """
+        return min(self.seats.values(), key=lambda s: (s.fresh, -s.since, -s.landed, s.worker))
+
+    @staticmethod
+    def _equals(seat: Seat, reference: Seat) -> bool:
+        """Whether it holds what the reference holds; each worker judges the same for itself (`Mesh`)."""
+        if seat.since != reference.since:
+            return False
+        if seat.fresh:
+            return reference.landed == 0 and seat.digest == reference.digest
+        return seat.landed == reference.landed

@@ -44,3 +44,12 @@ class Outcome:
     train_s: float = 0.0
     checkpoint: str | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
+
+    def last_good(self) -> str:
+        """Where to go on from after a loss that is not finite."""
+        if self.checkpoint is None:
+            return ". No checkpoint had been written; try a smaller learning rate or gradient clipping."
+        return (
+            f". The last good checkpoint is {self.checkpoint}: resume from it with a smaller learning "
+            "rate or gradient clipping."
+        )

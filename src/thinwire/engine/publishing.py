@@ -55,7 +55,7 @@ class Publisher:
         self._announced: dict[int, dict[str, Any]] = {}
         self._again: dict[str, Any] = {}
         self._models: dict[int, dict[str, Tensor]] = {}
-        self._best: dict[str, Tensor] | None = None
+        self.best: dict[str, Tensor] | None = None
         self._io = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writes: list[Future[None]] = []
 
@@ -216,7 +216,7 @@ class Publisher:
         self._worker.replica.end_evaluation(dict(verdict["metrics"]))
         state = self._models.pop(int(verdict["p"]), None)
         if verdict["best"] and state is not None:
-            self._best = state
+            self.best = state
 
     # -- saving -----------------------------------------------------------------------------------------------------
 
@@ -253,11 +253,13 @@ class Publisher:
             "epochs_done": self._epochs_done,
             "evaluated_steps": self._evaluated_steps,
             "saved_steps": self._saved_steps,
+            "best": self.best,
         }
 
     def load(self, tree: dict[str, Any]) -> None:
         self.number, self._epochs_done = int(tree["number"]), int(tree["epochs_done"])
         self._evaluated_steps, self._saved_steps = int(tree["evaluated_steps"]), int(tree["saved_steps"])
+        self.best = tree.get("best")
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
@@ -288,7 +290,7 @@ class Publisher:
         for write in self._writes:
             write.result(timeout=plan.deadlines.conclude_s)
         self._io.shutdown()
-        self._hand_back(self._best if self._best is not None else worker.replica.state_of(model, buffers))
+        self._hand_back(self.best if self.best is not None else worker.replica.state_of(model, buffers))
 
     def _final_model(self) -> Tensor:
         worker = self._worker

@@ -70,7 +70,7 @@ class Worker:
         self._tuner = Tuner(self)
         self.landed = self.adopted = joint.landed
         self._handover = Handover(self)
-        self._stepped = self.loaded = False
+        self._stepped = self.loaded = self._finished = False
 
     @property
     def alone(self) -> bool:
@@ -308,6 +308,8 @@ class Worker:
             self.meter.steps = self.replica.steps = formed.steps
             self.meter.rows = formed.totals.get(self.plan.worker, 0)
         self._report(time.monotonic())
+        if self._finished:  # whoever gave this worker up, and took it back, has forgotten that
+            self.say("finished")
         self.publisher.resume()
 
     def _catch_up(self, caught: Caught) -> None:
@@ -332,6 +334,7 @@ class Worker:
                         fragment.of(base).copy_(snapshot.take())
                 self.state.adopt(Fragment(0, self.joint.size), x, base, tree["joint"]["state"][0])
         self.publisher.number = max(self.publisher.number, int(tree["published"]))
+        self.publisher.best = tree.get("best", self.publisher.best)
         self.say("caught", published=int(tree["published"]))
         self.event(
             "rejoined",
@@ -374,6 +377,7 @@ class Worker:
         self._contribute_the_rest()
         self._account_for()
         self.exchange.follow(True)
+        self._finished = True
         self.say("finished")
         self.wait(lambda: "conclude" in self.told, "the other workers to finish", self.plan.deadlines.finish_s)
         self.publisher.conclude()

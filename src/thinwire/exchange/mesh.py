@@ -86,8 +86,7 @@ class Mesh:
         self._agreed = (-1, 0)
         """This generation's reference, and the rounds that it had landed."""
         self._held: deque[Launch] = deque()
-        self._fresh, self._needs_state = fresh, False
-        self._blank = fresh  # never held the joint state
+        self._fresh, self._needs_state, self._since = fresh, False, 0  # since: the newest generation it shared in
         self._frozen = True
         self.following = False
         """Whether to take part in rounds without contributing."""
@@ -213,7 +212,7 @@ class Mesh:
                 "g": header["g"],
                 "landed": self._joint.landed,
                 "fresh": self._fresh or self._needs_state,
-                "blank": self._blank,
+                "since": self._since,
                 "digest": self.digest,
             }
             self._link.send(COORDINATOR, answer)
@@ -233,10 +232,11 @@ class Mesh:
         for round in [r for r in {*self._values, *self._contributed} if r < landed]:
             self._forget(round)
         fresh = self._fresh or self._needs_state
-        equal = landed == 0 and header["digest"] == self.digest
-        self._needs_state = me != reference and ((fresh and not equal) or (not fresh and self._joint.landed != landed))
+        same = self._since == int(header["since"])  # else the others went on without it, be it in as many rounds
+        same &= landed == 0 and header["digest"] == self.digest if fresh else self._joint.landed == landed
+        self._needs_state = me != reference and not same
         self._fresh = False
-        self._blank &= self._needs_state
+        self._since = self._since if self._needs_state else int(header["g"])
         self._frozen = False
         self._parcel = Parcel()
         self._ready = {}
@@ -305,7 +305,7 @@ class Mesh:
             return  # copied before this generation: rounds between are nobody's to launch again, a newer one comes
         old = None if self._joint.model is None else self._joint.model.clone()
         self._joint.load(tree["joint"])
-        self._needs_state = self._blank = False
+        self._needs_state, self._since = False, self._rounds.generation
         self._caught_published = int(tree.get("published", 0))
         with self._numbering:
             self._next_round = max(self._next_round, self._joint.landed)

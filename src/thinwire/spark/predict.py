@@ -150,13 +150,20 @@ def as_udf(predictor: Predictor, names: Sequence[str], kind: str) -> Any:
     return F.arrow_udf(one if single else many, kind)
 
 
+def _as_arrow(column: Any) -> Any:
+    """A pandas column; one of structs, as vectors and images are, comes as a DataFrame."""
+    if not hasattr(column, "columns"):
+        return pa.array(column)
+    return pa.StructArray.from_arrays([pa.array(column[name]) for name in column], names=list(column))
+
+
 def _over_pandas(predictor: Predictor, names: Sequence[str], kind: str, single: bool) -> Any:
     import pandas as pd  # type: ignore[import-untyped]
     from pyspark.sql.functions import pandas_udf  # type: ignore[attr-defined]
 
     def predicted(batches: Iterator[Any]) -> Iterator[Any]:
         for given in batches:
-            found = predictor([pa.array(column) for column in ((given,) if single else given)])
+            found = predictor([_as_arrow(column) for column in ((given,) if single else given)])
             yield pd.DataFrame({name: list(values) for name, values in zip(names, found, strict=True)})
 
     def one(batches: Iterator[Any]) -> Iterator[Any]:

@@ -12,13 +12,18 @@ from typing import Any, NamedTuple
 
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter
 
+from thinwire.cluster.frames import decode_images
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.models import ZOO
+from thinwire.session import composed
 from thinwire.strategies import Strategy, name_of, strategy
 
 PIECE_BYTES = 16 << 20
 WEIGHTS = "weights"
 KEY = "thinwire"
+
+OWN_PARTIALS: dict[str, Any] = {"decode_images": decode_images, "in_turn": composed}
+"""Functions of ours that transforms are made of; partials of these are stored by name."""
 
 Code = dict[str, Any]
 """A Python object in JSON: a plain value, a name to import it by, or pickled code."""
@@ -42,11 +47,11 @@ def code_of(value: Any) -> Code:
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "<")
     if module not in (None, "__main__", "builtins") and "<" not in name and _found(module, name) is value:
         return {"kind": "name", "module": module, "name": name}
-    if isinstance(value, functools.partial):
-        code: Code = {"kind": "partial", "of": code_of(value.func), "args": [code_of(a) for a in value.args]}
-        code["keywords"] = {name: code_of(a) for name, a in value.keywords.items()}
-        if not any(_has_pickle(part) for part in (code["of"], *code["args"], *code["keywords"].values())):
-            return code
+    if isinstance(value, functools.partial) and value.func in OWN_PARTIALS.values() and not value.keywords:
+        name = next(name for name, own in OWN_PARTIALS.items() if own is value.func)
+        parts = [code_of(a) for a in value.args]
+        if not any(part["kind"] == "pickle" for part in parts):
+            return {"kind": "partial", "of": name, "args": parts}
     try:
         return {"kind": "value", "value": json.loads(json.dumps(value))}
     except TypeError:
@@ -73,9 +78,12 @@ def made_of(code: Code, *, path: str, allow_pickle: bool) -> Any:
             )
         return found
     if kind == "partial":
-        made = functools.partial(made_of, path=path, allow_pickle=allow_pickle)
-        keywords = {name: made(a) for name, a in code["keywords"].items()}
-        return functools.partial(made(code["of"]), *map(made, code["args"]), **keywords)
+        if code["of"] not in OWN_PARTIALS:  # of anything else, with arguments, it would be as good as a pickle
+            raise CheckpointError(
+                f"{path!r} asks for {code['of']!r}, which is not known; it was not written by thinwire"
+            )
+        args = [made_of(a, path=path, allow_pickle=allow_pickle) for a in code["args"]]
+        return functools.partial(OWN_PARTIALS[code["of"]], *args)
     if not allow_pickle:
         raise CheckpointError(
             f"{path!r} holds code that has no name to import it by (a lambda, or a function of a notebook). Give it "
@@ -85,12 +93,6 @@ def made_of(code: Code, *, path: str, allow_pickle: bool) -> Any:
     import cloudpickle
 
     return cloudpickle.loads(base64.b64decode(code["data"]))
-
-
-def _has_pickle(code: Code) -> bool:
-    if code["kind"] == "partial":
-        return any(map(_has_pickle, (code["of"], *code["args"], *code["keywords"].values())))
-    return bool(code["kind"] == "pickle")
 
 
 def write_saved(path: str, instance: Any, saved: Saved, writer: Any, *, leave_out: Collection[str] = ()) -> None:
