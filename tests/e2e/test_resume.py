@@ -10,11 +10,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+import thinwire as tw
 from thinwire.checkpoint import CheckpointStore
+from thinwire.data import open_source
+from thinwire.models import mlp
 
 RECIPE = """
 [model]
@@ -149,3 +153,27 @@ def test_resume_from_a_folder_without_checkpoints_is_refused(recipe: Path, tmp_p
     done = subprocess.run(command(recipe, "relay", "--resume", str(tmp_path)), capture_output=True, timeout=60)
     assert done.returncode == 8
     assert "holds no complete checkpoint" in done.stderr.decode()
+
+
+def test_the_best_model_of_before_is_given_back_after_a_resume(tmp_path: Path) -> None:
+    """The later epochs, at a rate that ruins the model, are worse than those of the first run."""
+    settings: dict[str, Any] = {
+        "inputs": ["pixels"],
+        "strategy": tw.SparkNet(period=5),
+        "cluster": tw.Local(workers=2, processes=False),
+        "validation": 0.2,
+        "restore_best": True,
+        "progress": False,
+    }
+    out = str(tmp_path / "run")
+    good = lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)  # noqa: E731
+    first = tw.fit(mlp, "digits", optimizer=good, epochs=4, out=out, **settings)
+    bad = lambda p: torch.optim.SGD(p, lr=3.0, momentum=0.9)  # noqa: E731
+    again = tw.fit(mlp, "digits", optimizer=bad, epochs=6, resume=out, **settings)
+    best = max(row["val_accuracy"] for row in first.history)
+    assert again.summary["val_accuracy"] < best - 0.2, "the rate was to ruin it"
+    table = next(iter(open_source("digits").batches()))
+    pixels = torch.tensor(table.column("pixels").storage.to_pylist())
+    labels = torch.tensor(table.column("label").to_pylist())
+    with torch.no_grad():
+        assert (again.model(pixels).argmax(1) == labels).float().mean() > best - 0.05

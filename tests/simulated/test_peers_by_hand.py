@@ -687,3 +687,41 @@ def test_the_joint_state_that_a_newcomer_starts_from_does_not_move_on_under_it()
     stage.joints[1].load(tree)
     stage.joints[1].land(0, Fragment(0, SIZE), torch.ones(SIZE))
     assert torch.equal(tree["state"][0], kept)
+
+
+def test_who_joins_one_that_trained_alone_starts_from_its_model() -> None:
+    """No round has landed, and both began with the same digest; one of them has moved since."""
+    stage = Stage(2, SparkNet())
+    stage.kill(1)
+    stage.coordinate()
+    stage.settle()
+    stage.joints[0].set_model(torch.full((SIZE,), 5.0))  # as its main thread does with a replica that is alone
+    stage.join(1, 1)
+    stage.peers[1].mesh.digest = "same"
+    stage.settle()
+    assert any(isinstance(signal, Caught) for signal in stage.signals[1])
+    stage.assert_same()
+    for worker in range(2):
+        stage.launch(worker, 7.0)
+    stage.settle()
+    assert stage.landed() == [1, 1]
+    stage.assert_same()
+
+
+def test_who_was_cut_off_takes_the_state_over_though_it_has_landed_as_many_rounds() -> None:
+    stage = Stage(2, SparkNet())
+    for worker in range(2):
+        stage.launch(worker, worker + 1.0)
+    stage.settle()
+    away = stage.peers.pop(0)  # lives on, and hears nothing
+    stage._decide(stage.membership.lose(0, 0, "no heartbeat", stage.now))
+    stage.coordinate()
+    stage.settle()
+    stage.joints[1].set_model(torch.full((SIZE,), 5.0))
+    stage.peers[0] = away
+    stage._decide(stage.membership.join({"a": 0, "address": "hand:0"}, 0, stage.now))
+    stage.settle()
+    assert stage.landed() == [1, 1]
+    assert any(isinstance(signal, Caught) for signal in stage.signals[0])
+    stage.assert_same()
+    assert torch.equal(stage.joints[0].model, torch.full((SIZE,), 5.0))

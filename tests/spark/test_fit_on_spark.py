@@ -195,3 +195,37 @@ def test_a_regression_adds_a_number(spark: Any) -> None:
     )
     found = net.fit(frame).transform(frame).collect()
     assert max(abs(row.prediction - row.y) for row in found) < 0.5
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_train_validation_split_chooses_between_two(digits: Any) -> None:
+    from pyspark.ml.evaluation import MulticlassClassificationEvaluator
+    from pyspark.ml.tuning import ParamGridBuilder, TrainValidationSplit
+
+    net = estimator(epochs=3, num_workers=2, optimizer="sgd")
+    grid = ParamGridBuilder().addGrid(net.learningRate, [0.2, 1e-6]).build()
+    evaluator = MulticlassClassificationEvaluator(metricName="accuracy")
+    chosen = TrainValidationSplit(estimator=net, estimatorParamMaps=grid, evaluator=evaluator, seed=1).fit(digits)
+    assert chosen.validationMetrics[0] > chosen.validationMetrics[1] + 0.1
+
+
+def test_parquet_files_are_read_where_they_lie(digits: Any, tmp_path: Path) -> None:
+    path = str(tmp_path / "digits.parquet")
+    digits.select("pixels", "label").repartition(4).write.parquet(path)
+    result = tw.fit(
+        mlp, path, inputs=["pixels"], cluster=tw.Spark(workers=3, preflight=False), epochs=2, progress=False
+    )
+    assert result.summary["rows"] == 2 * 1797
+
+
+def test_binary_columns_come_through_a_transform(digits: Any, spark: Any) -> None:
+    packed = [(np.asarray(r.pixels, np.float32).tobytes(), r.label) for r in digits.limit(200).collect()]
+    frame = spark.createDataFrame([(bytearray(b), y) for b, y in packed], "raw binary, label int")
+
+    def unpacked(columns: dict[str, Any]) -> dict[str, Any]:
+        return columns | {"raw": np.stack([np.frombuffer(b, np.float32) for b in columns["raw"]])}
+
+    result = tw.fit(
+        mlp, frame, inputs=["raw"], transform=unpacked, cluster=tw.Spark(workers=2, preflight=False), progress=False
+    )
+    assert result.summary["rows"] == 200

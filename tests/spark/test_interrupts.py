@@ -77,10 +77,15 @@ def test_ctrl_c_leaves_a_checkpoint_and_resume_goes_on_with_another_number_of_wo
     assert again.summary["steps"] >= manifest.step
 
 
-def test_a_cancelled_job_ends_the_fit_with_what_spark_says(spark: Any, digits: Any, tmp_path: Path) -> None:
-    then = Then(lambda: spark.sparkContext.cancelAllJobs())
-    with pytest.raises(LostWorkersError, match="cancel"):
-        fit(digits, then)
+def test_a_cancelled_job_group_ends_the_fit_with_what_spark_says(spark: Any, digits: Any, tmp_path: Path) -> None:
+    """The group is the caller's, as a notebook's or a scheduler's is."""
+    then = Then(lambda: spark.sparkContext.cancelJobGroup("mine"))
+    spark.sparkContext.setJobGroup("mine", "of the test")
+    try:
+        with pytest.raises(LostWorkersError, match="cancel"):
+            fit(digits, then)
+    finally:
+        spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
     deadline = time.monotonic() + 40
     while any(os.path.exists(f"/proc/{pid}") and _trains(pid) for pid in then.pids.values()):
         assert time.monotonic() < deadline, "a worker outlived its run"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 import thinwire as tw
@@ -20,16 +22,30 @@ from .conftest import Slow
 pytestmark = pytest.mark.timeout(180)
 
 
+class Waits(Slow):
+    """Steps slowly until a file is there."""
+
+    def __init__(self, signal: str) -> None:
+        super().__init__()
+        self.signal = signal
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and not os.path.exists(self.signal):
+            time.sleep(0.1)
+        return self.layer(x)
+
+
 @contextlib.contextmanager
 def one_slot_taken(spark: Any, folder: Path) -> Iterator[Path]:
     """A task holds one of the three slots until the file is there."""
-    over = folder / "over"
-    until = str(over)
+    here, over = folder / "here", folder / "over"
+    began, until = str(here), str(over)
 
     def hold(batches: Any) -> Any:
         import os
         import time
 
+        open(began, "w").close()
         deadline = time.monotonic() + 150
         while not os.path.exists(until) and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -37,12 +53,11 @@ def one_slot_taken(spark: Any, folder: Path) -> Iterator[Path]:
 
     holder = threading.Thread(target=spark.range(0, 1, 1, 1).mapInArrow(hold, "id bigint").collect, daemon=True)
     holder.start()
-    tracker = spark.sparkContext.statusTracker()
-    deadline = time.monotonic() + 60
-    while not any((info := tracker.getStageInfo(s)) and info.numActiveTasks for s in tracker.getActiveStageIds()):
-        assert time.monotonic() < deadline, "the task found no slot"
-        time.sleep(0.1)
     try:
+        deadline = time.monotonic() + 60
+        while not here.exists():
+            assert time.monotonic() < deadline, "the task found no slot"
+            time.sleep(0.1)
         yield over
     finally:
         over.touch()
@@ -52,22 +67,25 @@ def one_slot_taken(spark: Any, folder: Path) -> Iterator[Path]:
 
 def test_three_are_asked_two_slots_are_free_and_the_third_joins_later(spark: Any, digits: Any, tmp_path: Path) -> None:
     log: list[events.Event] = []
+    fast = tmp_path / "fast"
     with one_slot_taken(spark, tmp_path) as over:
 
         def watch(event: events.Event) -> None:
             log.append(event)
             if isinstance(event, events.Progressed) and event.steps >= 20:
                 over.touch()
+            if isinstance(event, events.GenerationFormed) and len(event.members) == 3:
+                fast.touch()
 
         result = tw.fit(
-            Slow,
+            lambda: Waits(str(fast)),
             digits.select("pixels", "label"),
             inputs=["pixels"],
             strategy=tw.SparkNet(period=10),
             cluster=tw.Spark(workers=3, preflight=False),
             epochs=15,
             batch_size=16,
-            deadlines=tw.Deadlines(gather_s=4.0),
+            deadlines=tw.Deadlines(gather_s=12.0),
             callbacks=[watch],
             progress=False,
         )
@@ -88,7 +106,7 @@ def test_a_worker_that_is_done_makes_room_for_one_that_found_no_slot(spark: Any,
             cluster=tw.Spark(workers=3, preflight=False),
             epochs=10,
             batch_size=16,
-            deadlines=tw.Deadlines(gather_s=4.0),
+            deadlines=tw.Deadlines(gather_s=12.0),
             callbacks=[log.append],
             progress=False,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +47,15 @@ def test_a_transform_of_named_parts_is_stored_by_name(value: Any) -> None:
     again = made_of(code, path="p", allow_pickle=False)
     assert again.func is value.func
     assert str(again.args) == str(value.args)
+
+
+@pytest.mark.parametrize("of", ["system", "os.system", {"kind": "name", "module": "os", "name": "system"}])
+def test_a_partial_of_anything_else_is_refused(of: Any, tmp_path: Path) -> None:
+    """With arguments of its choice, a folder could have any function run."""
+    code = {"kind": "partial", "of": of, "args": [{"kind": "value", "value": f"touch {tmp_path}/run"}]}
+    with pytest.raises(CheckpointError, match="is not known"):
+        made_of(code, path="p", allow_pickle=False)
+    assert code_of(functools.partial(shout, {1: 2}))["kind"] == "pickle"
 
 
 def test_one_with_a_part_that_has_no_name_is_pickled_and_not_run_unasked() -> None:

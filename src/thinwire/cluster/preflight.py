@@ -204,7 +204,7 @@ class _Meeting:
 
     def _serve(self) -> None:
         waiting: list[tuple[socket.socket, str]] = []
-        last = time.monotonic()
+        last, told = time.monotonic(), 0
         with selectors.DefaultSelector() as ready:
             ready.register(self._server, selectors.EVENT_READ)
             while self._open:
@@ -214,10 +214,10 @@ class _Meeting:
                         guest.settimeout(2.0)
                         waiting.append((guest, guest.makefile().readline(200).strip()))
                         last = time.monotonic()
-                full = len(waiting) >= self._expected
+                full = len(waiting) >= self._expected - told
                 if waiting and (full or time.monotonic() - last > GATHER_S):
                     self._tell(waiting)
-                    waiting = []
+                    told, waiting = told + len(waiting), []
         self._tell(waiting)
 
     def _tell(self, waiting: list[tuple[socket.socket, str]]) -> None:

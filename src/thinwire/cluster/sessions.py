@@ -56,6 +56,11 @@ def slots(session: Any) -> int | None:
     if is_remote(session):
         return None
     context = session.sparkContext
+    with contextlib.suppress(Exception):  # not part of Spark's public face; counts cores, GPUs and what a task takes
+        scala = context._jsc.sc()
+        found = int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
+        if found > 0:
+            return found
     cpus = int(context.getConf().get("spark.task.cpus", "1"))
     return max(1, int(context.defaultParallelism) // cpus)
 
@@ -84,13 +89,21 @@ def driver_host(session: Any) -> str:
 
 
 def job_runner(session: Any, tag: str, description: str, act: Callable[[], Any]) -> threading.Thread:
-    """A thread that runs Spark jobs under a tag, by which they can be cancelled; not yet started."""
+    """A thread that runs Spark jobs under a tag, by which they can be cancelled; not yet started.
+
+    The caller's own job group and scheduler pool hold for them too, so that `cancelJobGroup` ends them.
+    """
+    context = None if is_remote(session) else session.sparkContext
+    names = ("spark.jobGroup.id", "spark.scheduler.pool")
+    given = {} if context is None else {name: context.getLocalProperty(name) for name in names}
 
     def run() -> None:
-        if is_remote(session):
+        if context is None:
             session.addTag(tag)
         else:
-            session.sparkContext.setJobGroup(tag, description, interruptOnCancel=True)
+            context.setJobGroup(given["spark.jobGroup.id"] or tag, description, interruptOnCancel=True)
+            context.setLocalProperty("spark.scheduler.pool", given["spark.scheduler.pool"])
+            context.addJobTag(tag)
         act()
 
     return threading.Thread(target=run, name=f"spark-{tag}", daemon=True)
@@ -102,7 +115,7 @@ def cancel(session: Any, tag: str) -> None:
         if is_remote(session):
             session.interruptTag(tag)
         else:
-            session.sparkContext.cancelJobGroup(tag)
+            session.sparkContext.cancelJobsWithTag(tag)
 
 
 def gpu_given() -> int | None:

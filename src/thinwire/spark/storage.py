@@ -78,7 +78,7 @@ def made_of(code: Code, *, path: str, allow_pickle: bool) -> Any:
             )
         return found
     if kind == "partial":
-        if code["of"] not in OWN_PARTIALS:  # of anything else, with arguments, it would be as good as a pickle
+        if str(code["of"]) not in OWN_PARTIALS:  # of anything else, with arguments, it would be as good as a pickle
             raise CheckpointError(
                 f"{path!r} asks for {code['of']!r}, which is not known; it was not written by thinwire"
             )
