@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 import thinwire as tw
+from thinwire import events
 from thinwire.checkpoint import CheckpointStore
 from thinwire.data import open_source
 from thinwire.models import mlp
@@ -177,3 +179,30 @@ def test_the_best_model_of_before_is_given_back_after_a_resume(tmp_path: Path) -
     labels = torch.tensor(table.column("label").to_pylist())
     with torch.no_grad():
         assert (again.model(pixels).argmax(1) == labels).float().mean() > best - 0.05
+
+
+def test_a_worker_without_a_part_in_the_checkpoint_goes_on_from_its_own_last_place(tmp_path: Path) -> None:
+    """It had been lost when the checkpoint was written: nobody else's rows stand for its own."""
+    settings: dict[str, Any] = {
+        "inputs": ["pixels"],
+        "strategy": tw.SparkNet(period=5),
+        "cluster": tw.Local(workers=2, processes=False),
+        "epochs": 3,
+        "progress": False,
+    }
+    out = str(tmp_path / "run")
+    first = tw.fit(mlp, "digits", out=out, **settings)
+    store = CheckpointStore(f"{out}/checkpoints")
+    found = store.latest()
+    assert found is not None
+    at = dict(found.meta["workers_at"])
+    assert at["1"]["position"] == [3, 0]
+    own = at["1"]["rows"] // 3
+    meta = found.meta | {"workers_at": at | {"1": {"position": [1, 0], "steps": at["1"]["steps"] // 3, "rows": own}}}
+    parts = tuple(part for part in found.parts if part.name != "worker-1")
+    store.commit(dataclasses.replace(found, parts=parts, meta=meta))
+    log: list[events.Event] = []
+    again = tw.fit(mlp, "digits", resume=out, callbacks=[log.append], **settings)
+    ended = [(e.worker, e.epoch) for e in log if isinstance(e, events.EpochEnded)]
+    assert ended == [(1, 1), (1, 2)]
+    assert again.summary["rows"] == first.summary["rows"]

@@ -15,6 +15,8 @@ from thinwire.engine.ports import WHOEVER, Commit, Exit, Header, Hub, Message, W
 from thinwire.engine.stopping import Verdict
 from thinwire.errors import ConfigError, DivergedError, LostWorkersError, TimedOutError, WorkerError
 
+TURN_S = 0.25
+"""How often it looks around when nothing comes: each time takes a processor from somebody's step."""
 BEFORE_A_SEAT = ("join", "fetch")
 """What a worker may say without one."""
 
@@ -61,7 +63,7 @@ class Coordinator:
     def run(self, on_turn: Callable[[], None] = lambda: None) -> Outcome:
         """Serves until the run has ended; raises what ended it early."""
         while not self._over():
-            for message in self._hub.receive(0.02 if self.membership.changing else 0.1):
+            for message in self._hub.receive(0.02 if self.membership.changing else TURN_S):
                 self._handle(message)
             for worker, attempt in self._hub.broken():
                 if worker not in self._left:

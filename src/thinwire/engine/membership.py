@@ -92,6 +92,7 @@ class Membership:
         """The newest attempt seen of every worker: the fence."""
         self.standing: dict[int, int] = {}
         """Newer attempts of workers that cannot be spared yet; each asks again from time to time."""
+        self._firsts: dict[int, int] = {}
         self.rows: dict[int, int] = {}
         """Training rows of every worker that has ever joined."""
         self.remembered: dict[int, Header] = {}
@@ -122,6 +123,7 @@ class Membership:
             found.append(Send(worker, current.attempt, {"t": "leave", "why": "replaced by a newer attempt"}))
         self.standing.pop(worker, None)
         self.attempts[worker] = attempt
+        self._firsts.setdefault(worker, attempt)
         self.rows[worker] = int(header.get("rows", 0))
         self.seats[worker] = Seat(
             worker=worker,
@@ -299,7 +301,8 @@ class Membership:
             if seat is reference or self._equals(seat, reference):
                 seat.blank = False  # it holds the joint model without being handed it
             entry: dict[str, Any] = {"address": seat.address, "attempt": seat.attempt}
-            if seat.fresh and seat.worker in self.remembered:
+            again = seat.attempt != self._firsts[seat.worker]  # also where it thinks otherwise, and loaded a checkpoint
+            if (seat.fresh or again) and seat.worker in self.remembered:
                 last = self.remembered[seat.worker]
                 entry["position"] = last.get("position")
                 entry["steps"] = last.get("steps", 0)

@@ -303,7 +303,8 @@ class Worker:
             self.totals[worker] = max(self.totals.get(worker, 0), rows)
         if was_alone and not self.alone:
             self.joint.set_model(self.replica.vector.detach().cpu())
-        if formed.position is not None and self.meter.steps == 0:
+        if formed.position is not None and not self._stepped:
+            self.loaded = False
             self.meter.position = formed.position
             self.meter.steps = self.replica.steps = formed.steps
             self.meter.rows = formed.totals.get(self.plan.worker, 0)

@@ -2,9 +2,9 @@
 
 How a generation begins, and why nothing is lost on the way::
 
-    1. coordinator: prepare(g)     every worker stops merging and answers with the rounds it has landed
-    2. coordinator: commit(g)      members, the reference (who landed most) and its count L
-    3. worker that landed L        launches its open rounds again, among the new members
+    1. coordinator: prepare(g)     every worker stops merging, and answers with its generation and rounds landed
+    2. coordinator: commit(g)      members, the reference (of the newest generation, who landed most), its count L
+    3. worker with both            launches its open rounds again, among the new members
        worker behind, or new       asks the reference for the joint state; meanwhile it takes part in rounds with
                                    no contribution, so that nobody waits for it, and keeps their means
     4. the state arrives           it is loaded, the kept means after it are merged: this worker holds what all hold
@@ -159,7 +159,8 @@ class Mesh:
 
     def turn(self) -> None:
         """One round of messages, commands, rounds and beats."""
-        for message in self._link.receive(TICK_S if self._rounds.waiting else BEAT_S / 2):
+        until_beat = max(TICK_S, self._last_beat + BEAT_S - time.monotonic())
+        for message in self._link.receive(TICK_S if self._rounds.waiting else until_beat):
             if message.sender == COORDINATOR:
                 self._heard = time.monotonic()
                 self._from_coordinator(message.header)
@@ -186,9 +187,8 @@ class Mesh:
     def beat(self) -> None:
         self._last_beat = time.monotonic()
         header: Header = {"t": "beat", "a": self._seat.attempt, "landed": self._joint.landed}
-        header["waiting"] = self._rounds.waiting_for()
+        header |= {"waiting": self._rounds.waiting_for(), "bytes": self.bytes_sent, "progress": self.progress}
         header["refused"] = self._rounds.refused + getattr(self._link, "refused", 0)
-        header["bytes"], header["progress"] = self.bytes_sent, self.progress
         self._link.send(COORDINATOR, header)
 
     def _send(self, peer: int, header: Header, payload: memoryview | None) -> None:
