@@ -8,6 +8,7 @@ TOGETHER = {"spark", "testbed", "test_bench.py"}
 """Tests that share a Spark session, or the machine's network namespaces: one process runs them all."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if TOGETHER & set(item.path.parts):

@@ -16,7 +16,7 @@ from thinwire.testing.sparkbed import SparkBed
 
 why_not = SparkBed.why_not()
 pytestmark = [pytest.mark.skipif(why_not is not None, reason=str(why_not)), pytest.mark.timeout(400)]
-NODES = 4
+NODES, EPOCHS = 4, 60
 
 DRIVER = """
 import os, sys, time
@@ -43,7 +43,7 @@ frame = spark.createDataFrame(list(zip(pixels, labels)), "pixels array<float>, l
 tw.fit(
     lambda: nn.Sequential(Paced(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)), frame, inputs=["pixels"],
     optimizer=lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), strategy=tw.Relay(), validation=0.2,
-    cluster=tw.Spark(workers=int(sys.argv[3])), epochs=40, batch_size=16, out=sys.argv[1], progress=False,
+    cluster=tw.Spark(workers=int(sys.argv[3])), epochs=int(sys.argv[4]), batch_size=16, out=sys.argv[1], progress=False,
 )
 spark.stop()
 """
@@ -58,13 +58,23 @@ def cluster() -> Iterator[SparkBed]:
 class Drive:
     """A driver on node 0, and what it says and writes."""
 
-    def __init__(self, cluster: SparkBed, folder: Path) -> None:
+    def __init__(self, cluster: SparkBed, folder: Path, starts_with: int | None = None) -> None:
         self.out, self.fast, self.log = folder / "run", folder / "fast", folder / "log"
         (folder / "driver.py").write_text(DRIVER)
-        argv = [sys.executable, str(folder / "driver.py"), str(self.out), str(self.fast), str(NODES)]
+        argv = [
+            sys.executable,
+            str(folder / "driver.py"),
+            str(self.out),
+            str(self.fast),
+            str(cluster.nodes),
+            str(EPOCHS),
+        ]
         with self.log.open("w") as said:
             self.process = cluster.drive(argv, stdout=said, stderr=subprocess.STDOUT)
-        self.wait_for(lambda: sum(e["kind"] == "progressed" and e["steps"] >= 20 for e in self.events()) >= NODES)
+        self.wait_for(lambda: len(self.workers_at_step(20)) >= (starts_with or cluster.nodes))
+
+    def workers_at_step(self, steps: int) -> set[int]:
+        return {e["worker"] for e in self.events() if e["kind"] == "progressed" and e["steps"] >= steps}
 
     def events(self) -> list[dict[str, Any]]:
         path = self.out / "events.jsonl"
@@ -97,14 +107,40 @@ def test_a_node_whose_link_is_cut_for_20_s_rejoins_and_the_run_finishes(cluster:
     assert max(e["gap_s"] for e in log if e["kind"] == "progressed" and e["worker"] not in lost) <= 2.0
 
 
-def test_workers_end_by_themselves_when_the_driver_dies(cluster: SparkBed, tmp_path: Path) -> None:
-    drive = Drive(cluster, tmp_path)
-    steps = [Path(f"{drive.fast}.{e['pid']}") for e in drive.events() if e["kind"] == "worker_joined"]
-    assert len(steps) == NODES
-    cluster.bed.cut(0)  # no word of the driver's end gets out: workers must find out by themselves
-    drive.process.kill()
-    deadline = time.monotonic() + 90
-    while alive := [path.name for path in steps if time.time() - path.stat().st_mtime < 5]:
-        assert time.monotonic() < deadline, f"{alive} outlived their driver"
-        time.sleep(1.0)
-    cluster.bed.heal(0)
+def test_four_are_asked_two_slots_are_free_and_the_run_grows_as_executors_arrive(
+    cluster: SparkBed, tmp_path: Path
+) -> None:
+    for node in (3, 4):
+        cluster.bed.kill(node)
+    time.sleep(2)  # the master hears of it
+    try:
+        drive = Drive(cluster, tmp_path, starts_with=2)
+        formed = [e["members"] for e in drive.events() if e["kind"] == "generation_formed"]
+        assert [len(members) for members in formed] == [2]
+    finally:
+        for node in (3, 4):
+            cluster.start_worker(node)
+
+    def all_four() -> bool:
+        return any(len(e["members"]) == NODES for e in drive.events() if e["kind"] == "generation_formed")
+
+    drive.wait_for(all_four)
+    drive.fast.touch()
+    assert drive.process.wait(180) == 0, drive.log.read_text()[-4000:]
+    summary = json.loads((drive.out / "summary.json").read_text())
+    assert summary["complete"]
+    assert summary["workers_lost"] == 0
+    assert summary["rows"] == EPOCHS * (1797 - 360)
+
+
+def test_workers_end_by_themselves_when_the_driver_dies(tmp_path: Path) -> None:
+    with SparkBed(2, "1gbit") as cluster:  # its own: Spark's master is long in forgetting a driver that it cannot hear
+        drive = Drive(cluster, tmp_path)
+        steps = [Path(f"{drive.fast}.{e['pid']}") for e in drive.events() if e["kind"] == "worker_joined"]
+        assert len(steps) == 2
+        cluster.bed.cut(0)  # no word of the driver's end gets out: workers must find out by themselves
+        drive.process.kill()
+        deadline = time.monotonic() + 90
+        while alive := [path.name for path in steps if time.time() - path.stat().st_mtime < 5]:
+            assert time.monotonic() < deadline, f"{alive} outlived their driver"
+            time.sleep(1.0)
