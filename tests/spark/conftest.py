@@ -37,6 +37,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         .config("spark.executorEnv.PYTHONPATH", os.pathsep.join(p for p in sys.path if p))
         .config("spark.task.maxFailures", "100")
         .config("spark.deploy.maxExecutorRetries", "-1")
+        .config("spark.stage.maxConsecutiveAttempts", "20")
         .config("spark.local.dir", str(scratch))
         .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
         .config("spark.sql.shuffle.partitions", "4")

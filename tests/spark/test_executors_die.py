@@ -20,7 +20,7 @@ from thinwire.models import cnn8
 
 from .conftest import executor_of
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(300)
 EPOCHS, BATCH, WORKERS = 40, 16, 3
 
 
