@@ -157,16 +157,18 @@ def test_resume_from_a_folder_without_checkpoints_is_refused(recipe: Path, tmp_p
     assert "holds no complete checkpoint" in done.stderr.decode()
 
 
+SHORT: dict[str, Any] = {
+    "inputs": ["pixels"],
+    "strategy": tw.SparkNet(period=5),
+    "cluster": tw.Local(workers=2, processes=False),
+    "progress": False,
+}
+"""A run of two workers in this process."""
+
+
 def test_the_best_model_of_before_is_given_back_after_a_resume(tmp_path: Path) -> None:
     """The later epochs, at a rate that ruins the model, are worse than those of the first run."""
-    settings: dict[str, Any] = {
-        "inputs": ["pixels"],
-        "strategy": tw.SparkNet(period=5),
-        "cluster": tw.Local(workers=2, processes=False),
-        "validation": 0.2,
-        "restore_best": True,
-        "progress": False,
-    }
+    settings = SHORT | {"validation": 0.2, "restore_best": True}
     out = str(tmp_path / "run")
     good = lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)  # noqa: E731
     first = tw.fit(mlp, "digits", optimizer=good, epochs=4, out=out, **settings)
@@ -183,13 +185,7 @@ def test_the_best_model_of_before_is_given_back_after_a_resume(tmp_path: Path) -
 
 def test_a_worker_without_a_part_in_the_checkpoint_goes_on_from_its_own_last_place(tmp_path: Path) -> None:
     """It had been lost when the checkpoint was written: nobody else's rows stand for its own."""
-    settings: dict[str, Any] = {
-        "inputs": ["pixels"],
-        "strategy": tw.SparkNet(period=5),
-        "cluster": tw.Local(workers=2, processes=False),
-        "epochs": 3,
-        "progress": False,
-    }
+    settings = SHORT | {"epochs": 3}
     out = str(tmp_path / "run")
     first = tw.fit(mlp, "digits", out=out, **settings)
     store = CheckpointStore(f"{out}/checkpoints")
