@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types layers tests format clean
+.PHONY: demo test lint types layers tests spark35 format clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/spark_digits.py
@@ -24,6 +24,11 @@ layers: $(STAMP)
 tests: $(STAMP)
 	$(BIN)/python -m pytest tests/rules src/thinwire/rules --cov=thinwire.rules --cov-fail-under=100 --cov-report=term-missing:skip-covered
 	$(BIN)/python -m pytest --ignore=tests/rules --ignore=src/thinwire/rules
+
+# The Spark tests that hold for all versions, against the oldest PySpark supported; it warns of what pandas deprecates.
+spark35: $(STAMP)
+	test -d .spark35 || $(BIN)/pip install --quiet --no-deps --target .spark35 'pyspark==3.5.*' 'py4j==0.10.9.7'
+	PYTHONPATH=.spark35 $(BIN)/python -W default -m pytest -W default tests/spark/test_fit_on_spark.py tests/spark/test_storage.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -66,7 +66,7 @@ def test_command_line_options_are_these() -> None:
                 found[name] = sorted(o for a in sub._actions for o in (a.option_strings or [a.dest]))
     assert found == {
         "bench": ["--help", "--json", "--quick", "--save", "-h", "name"],
-        "doctor": ["--help", "--json", "--master", "--workers", "-h"],
+        "doctor": ["--data", "--help", "--json", "--master", "--workers", "-h"],
         "testbed": ["--help", "-h", "act"],
         "train": ["--help", "--json", "--out", "--resume", "--set", "-h", "recipe"],
     }

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import thinwire as tw
-from thinwire.errors import DataError, WorkerError
+from thinwire.errors import ConfigError, DataError, WorkerError
 from thinwire.models import mlp
 from thinwire.spark import TorchEstimator, TorchModel
 
@@ -78,15 +78,24 @@ def test_a_column_that_is_not_there_is_named_before_any_job_starts(digits: Any) 
         tw.fit(mlp, digits, inputs=["pixls"], cluster=tw.Spark(workers=2), progress=False)
 
 
-def test_skewed_and_empty_partitions_are_trained_on_whole(digits: Any) -> None:
+def test_skewed_and_empty_partitions_are_trained_on_whole(digits: Any, caplog: pytest.LogCaptureFixture) -> None:
     """horovod/horovod#118, dmlc/xgboost#8221: as the frame is, one partition has all rows and two have none."""
-    frame = digits.filter("number < 200").coalesce(1)
-    frame = frame.union(frame.filter("number < 0")).union(frame.filter("number < 0"))
+    frame = digits.filter("number < 200").repartition(3, digits.label < 99)
     cluster = tw.Spark(workers=3, repartition=False)
     result = tw.fit(
         mlp, frame, inputs=["pixels"], strategy=tw.SparkNet(period=3), cluster=cluster, epochs=3, progress=False
     )
     assert result.summary["rows"] == 600
+    told = [record.getMessage() for record in caplog.records if "no rows" in record.getMessage()]
+    assert len(told) == 2
+    assert result.summary["workers"] == 3
+    assert result.summary["complete"]
+
+
+def test_fewer_partitions_than_workers_are_refused(digits: Any) -> None:
+    """A worker is a partition: the others would never come."""
+    with pytest.raises(ConfigError, match="has 1 partitions and 3 workers"):
+        tw.fit(mlp, digits.coalesce(1), inputs=["pixels"], cluster=tw.Spark(workers=3, repartition=False))
 
 
 def test_a_model_adds_its_columns_and_keeps_the_others(digits: Any, fitted: TorchModel) -> None:

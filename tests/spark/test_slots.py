@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -117,3 +119,38 @@ def test_a_worker_that_is_done_makes_room_for_one_that_found_no_slot(spark: Any,
     assert result.summary["rows"] == 10 * 1797
     assert result.summary["complete"]
     assert result.summary["workers_lost"] == 0
+
+
+def test_executors_come_by_dynamic_allocation(tmp_path: Path) -> None:
+    """Barrier stages refuse it (SPARK-24942). Here none is there when fit is called, and none is held after it."""
+    script = """
+import time
+from pyspark.sql import SparkSession
+import thinwire as tw
+settings = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.dynamicAllocation.enabled": "true",
+            "spark.dynamicAllocation.shuffleTracking.enabled": "true", "spark.dynamicAllocation.initialExecutors": "0",
+            "spark.dynamicAllocation.minExecutors": "0", "spark.dynamicAllocation.maxExecutors": "2",
+            "spark.dynamicAllocation.executorIdleTimeout": "2s",
+            "spark.dynamicAllocation.cachedExecutorIdleTimeout": "4s",
+            "spark.dynamicAllocation.shuffleTracking.timeout": "4s"}
+builder = SparkSession.builder.master("local-cluster[2,1,1024]")
+for name, value in settings.items():
+    builder = builder.config(name, value)
+spark = builder.getOrCreate()
+spark.sparkContext.setLogLevel("OFF")
+held = lambda: spark.sparkContext._jsc.sc().getExecutorIds().size()
+before = held()
+rows = [([float(i % 7), 1.0], i % 2) for i in range(400)]
+frame = spark.createDataFrame(rows, "x array<float>, label int")
+from torch import nn
+result = tw.fit(lambda: nn.Linear(2, 2), frame, inputs=["x"], cluster=tw.Spark(workers=2), epochs=3, progress=False)
+deadline = time.monotonic() + 60
+while held() and time.monotonic() < deadline:
+    time.sleep(0.5)
+print("said:", before, result.summary["workers"], result.summary["rows"], held())
+spark.stop()
+"""
+    environment = os.environ | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    argv = [sys.executable, "-W", "ignore", "-c", script]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=150, env=environment, cwd=tmp_path)
+    assert "said: 0 2 1200 0" in done.stdout, done.stdout + done.stderr[-3000:]

@@ -10,8 +10,9 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from thinwire.cluster.frames import FrameData
 from thinwire.cluster.preflight import Findings, examine
-from thinwire.cluster.spark import Spark
+from thinwire.cluster.spark import Spark, SparkSite
 from thinwire.errors import ConfigError
 
 
@@ -20,6 +21,8 @@ def doctor(options: argparse.Namespace) -> int:
     site = Spark(workers=options.workers, master=options.master).site(None)
     try:
         findings = examine(site.session, site.workers, site.host)
+        if options.data:
+            findings.deal(_rows(site, options.data))
     finally:
         site.session.stop()
     if options.json:
@@ -32,8 +35,9 @@ def doctor(options: argparse.Namespace) -> int:
 def _show(findings: Findings) -> None:
     console = Console()
     table = Table(box=SIMPLE, title=f"{len(findings.probes)} tasks probed, driver at {findings.driver}")
-    for name in ("task", "host", "address", "python", "torch", "thinwire", "memory", "driver", "peers"):
-        table.add_column(name, justify="right" if name in ("task", "memory") else "left")
+    rows = ["rows"] if findings.rows is not None else []
+    for name in ("task", "host", "address", "python", "torch", "thinwire", "memory", "driver", "peers", *rows):
+        table.add_column(name, justify="right" if name in ("task", "memory", "rows") else "left")
     for probe in sorted(findings.probes, key=lambda p: p.task):
         cut = [peer for peer, why in probe.peers.items() if why is not None]
         table.add_row(
@@ -46,6 +50,7 @@ def _show(findings: Findings) -> None:
             _gib(probe.memory_bytes),
             "ok" if probe.driver is None else "[red]cut[/]",
             f"{len(probe.peers)} ok" if not cut else f"[red]{len(cut)} cut[/]",
+            *([] if findings.rows is None else [f"{findings.rows[probe.task]:,}"]),
         )
     console.print(table)
     for problem in findings.problems:
@@ -54,6 +59,13 @@ def _show(findings: Findings) -> None:
         console.print(f"[yellow]warning:[/] {warning}")
     if not findings.problems:
         console.print(f"[green]ready[/] for {findings.workers} workers")
+
+
+def _rows(site: SparkSite, data: str) -> list[int]:
+    opened = site.open(data, None)
+    if not isinstance(opened, FrameData):
+        raise ConfigError(f"--data {data} is read by this machine, not by executors; name a folder of Parquet files")
+    return opened.rows_dealt()
 
 
 def _gib(size: int | None) -> str:

@@ -69,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
     doctor.add_argument(
         "--workers", type=int, metavar="N", help="workers to be; as many as there are slots unless given"
     )
+    doctor.add_argument("--data", metavar="PATH", help="Parquet files: how many rows would each worker get?")
     doctor.add_argument("--json", action="store_true", help="print what was found as JSON")
     bed = commands.add_parser("testbed", help="a Spark cluster on an emulated network of this machine (root only)")
     run = bed.add_subparsers(dest="act", metavar="ACT", required=True, parser_class=_Parser).add_parser(

@@ -59,6 +59,11 @@ class FrameData:
     def _dealt(self, frame: Any) -> tuple[Any, bool]:
         """A frame of one partition a worker, and whether it was persisted for this run."""
         pieces = None if self._repartition is True else _pieces_straight_from_files(frame)
+        if self._repartition is False and pieces is not None and pieces < self._workers:
+            raise ConfigError(
+                f"the DataFrame has {pieces} partitions and {self._workers} workers are asked for, so that some would "
+                f"never come; leave out repartition=False, or ask for {pieces} workers"
+            )
         if self._repartition is False or (pieces is not None and pieces >= self._workers):
             return (frame if pieces == self._workers else frame.coalesce(self._workers)), False
         frame = frame.repartition(self._workers)
@@ -66,6 +71,17 @@ class FrameData:
         from pyspark import StorageLevel
 
         return frame.persist(StorageLevel.DISK_ONLY_2), True
+
+    def rows_dealt(self) -> list[int]:
+        """Rows of each worker to be, by a count over the frame as workers would get it."""
+        from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
+
+        frame, kept = self._dealt(self._frame)
+        counted = frame.groupBy(F.spark_partition_id().alias("worker")).count().collect()
+        if kept:
+            frame.unpersist()
+        found = {row["worker"]: row["count"] for row in counted}
+        return [found.get(worker, 0) for worker in range(self._workers)]
 
 
 def image_decoder(frame: Any) -> Transform | None:

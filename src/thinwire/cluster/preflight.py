@@ -61,6 +61,20 @@ class Findings:
     problems: list[str] = field(default_factory=list)
     """What makes a run impossible, and what to change."""
     warnings: list[str] = field(default_factory=list)
+    rows: list[int] | None = None
+    """Rows of each worker to be, where data was given to look at."""
+
+    def deal(self, rows: list[int]) -> None:
+        """Books the rows each worker would get; those with none are warned of."""
+        self.rows = rows
+        empty = [worker for worker, count in enumerate(rows) if not count]
+        if not sum(rows):
+            self.problems.append("the data has no rows")
+        elif empty:
+            self.warnings.append(
+                f"{len(empty)} of {len(rows)} partitions are empty ({', '.join(map(str, empty[:8]))}): their workers "
+                "would have no rows to train on; leave out repartition=False, or ask for fewer workers"
+            )
 
     def refuse(self) -> None:
         """Raises ConfigError where a run cannot work."""
@@ -95,9 +109,13 @@ def _marked(out: str | None) -> Iterator[str | None]:
     if out is None or "://" in out:
         yield None
         return
-    os.makedirs(out, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=os.path.abspath(out), prefix=".seen-") as file:
-        yield file.name
+    try:
+        os.makedirs(out, exist_ok=True)
+        mark = tempfile.NamedTemporaryFile(dir=os.path.abspath(out), prefix=".seen-")  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise ConfigError(f"out={out!r} cannot be written to: {error}; name another folder") from error
+    with mark:
+        yield mark.name
 
 
 def _judge(findings: Findings, session: Any) -> None:

@@ -1,0 +1,57 @@
+"""`thinwire doctor` as an operator runs it: a process of its own, with Spark embedded in it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from thinwire.cluster import preflight
+from thinwire.errors import ConfigError
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def doctor(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "thinwire", "doctor", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """Two files of Parquet, one of which has no rows."""
+    for name, rows in (("a", 40), ("b", 0)):
+        pq.write_table(pa.table({"x": np.zeros(rows, np.float32)}), tmp_path / f"{name}.parquet")
+    return tmp_path
+
+
+def test_versions_and_rows_are_shown_and_an_empty_partition_is_warned_of(files: Path, spark: Any) -> None:
+    found = doctor("--workers", "2", "--data", str(files), "--json")
+    assert found.returncode == 0, found.stderr
+    report = json.loads(found.stdout.splitlines()[-1])
+    assert report["workers"] == 2
+    assert sorted(probe["task"] for probe in report["probes"]) == [0, 1]
+    assert all(probe["driver"] is None and probe["packages"]["torch"] for probe in report["probes"])
+    assert report["problems"] == []
+    assert sorted(report["rows"]) == [0, 40], "a worker for each file, and one file has no rows"
+    assert any("1 of 2 partitions are empty" in warning for warning in report["warnings"])
+
+
+def test_rows_that_are_not_there_are_a_problem_and_the_exit_code_says_so(tmp_path: Path, spark: Any) -> None:
+    pq.write_table(pa.table({"x": np.zeros(0, np.float32)}), tmp_path / "none.parquet")
+    found = doctor("--workers", "2", "--data", str(tmp_path))
+    assert found.returncode == ConfigError.exit_code, found.stderr
+    assert "the data has no rows" in found.stdout
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, spark: Any) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ConfigError, match="cannot be written to"):
+        preflight.examine(spark, 1, "127.0.0.1", str(tmp_path / "file" / "run"))
