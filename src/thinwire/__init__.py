@@ -11,16 +11,29 @@ if TYPE_CHECKING:
     from thinwire.engine.deadlines import Deadlines
     from thinwire.engine.stopping import EarlyStopping
     from thinwire.session import Result, fit
-    from thinwire.strategies import MPCA, DiLoCo, Relay, SparkNet, Strategy, Synchronous
+    from thinwire.strategies import (
+        EASGD,
+        MPCA,
+        DeepSpark,
+        DiLoCo,
+        ParameterTable,
+        Relay,
+        SparkNet,
+        Strategy,
+        Synchronous,
+    )
 
 __version__ = "0.1.0.dev0"
 
 _HOMES = {
     "Deadlines": "thinwire.engine.deadlines",
+    "DeepSpark": "thinwire.strategies",
     "DiLoCo": "thinwire.strategies",
+    "EASGD": "thinwire.strategies",
     "EarlyStopping": "thinwire.engine.stopping",
     "Local": "thinwire.cluster.local",
     "MPCA": "thinwire.strategies",
+    "ParameterTable": "thinwire.strategies",
     "Relay": "thinwire.strategies",
     "Result": "thinwire.session",
     "Spark": "thinwire.cluster.spark",
@@ -32,10 +45,13 @@ _HOMES = {
 
 __all__ = [
     "Deadlines",
+    "DeepSpark",
     "DiLoCo",
+    "EASGD",
     "EarlyStopping",
     "Local",
     "MPCA",
+    "ParameterTable",
     "Relay",
     "Result",
     "Spark",

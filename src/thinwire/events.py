@@ -132,6 +132,7 @@ class EpochEnded(Event):
 class RoundLanded(Event):
     kind: ClassVar[str] = "round_landed"
     round: int
+    steps: int
     fragments: int
     codec: str
     seconds: float

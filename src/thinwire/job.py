@@ -24,7 +24,8 @@ from thinwire.engine.resuming import resume
 from thinwire.engine.signals import CutOffError, LeftError
 from thinwire.engine.worker import Worker
 from thinwire.errors import CheckpointError, TimedOutError
-from thinwire.exchange.peer import MeshPeer, Seat, Trees
+from thinwire.exchange.peer import Peer, Seat, Trees
+from thinwire.exchange.table.table import Table
 from thinwire.replicas import TorchReplica, TrainSpec
 from thinwire.strategies import Strategy
 
@@ -109,7 +110,7 @@ def work(
     The rest of the arguments are those of `thinwire.cluster.base.Entry`.
     """
     link = job.wire.link(worker, attempt)
-    peer: MeshPeer | None = None
+    peer: Peer | None = None
     try:
         runner, peer = _build(job, worker, attempt, link, first, given, gpu)
         runner.run()
@@ -139,7 +140,7 @@ def work(
 
 def _build(
     job: Job, worker: int, attempt: int, link: Link, first: bool, given: Iterable[Any] | None, gpu: int | None
-) -> tuple[Worker, MeshPeer]:
+) -> tuple[Worker, Peer]:
     spec = job.spec
     if spec.device in ("auto", "cuda") and torch.cuda.is_available():
         count = torch.cuda.device_count()  # a cluster that shows a task its own GPU alone may still name it by number
@@ -147,11 +148,16 @@ def _build(
     replica = TorchReplica(job.model, spec, worker)
     with job.feed.shard(worker, given, functools.partial(_fetch, link, attempt)) as files:
         batches = ShardBatches(files, job, worker, replica.device)
-    joint = JointState(job.strategy, replica.vector.detach().cpu(), job.workers)
-    peer = MeshPeer(
+    strategy = job.strategy.with_optimizer(spec.optimizer)
+    joint = JointState(strategy, replica.vector.detach().cpu(), job.workers)
+    table: dict[str, Any] = {"kind": Table, "workers": job.workers} if strategy.timing == "async" else {}
+    if table and strategy.subject == "gradients":
+        table["borders"] = (*replica.parameters.offsets, replica.parameters.size)
+    peer = Peer(
         link,
         Seat(worker, attempt, _hello(batches.num_rows)),
         joint,
+        **table,
         codec_name=job.plan.codec,
         trees=Trees(encode, decode),
         fresh=job.resume is None or not first,

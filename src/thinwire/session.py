@@ -266,8 +266,8 @@ def _check(spec: TrainSpec, strategy: Strategy, codec: str, **numbers: int | Non
         made = spec.optimizer([nn.Parameter(torch.zeros(1))])
         if isinstance(spec.scheduler, NamedScheduler):
             spec.scheduler(made)
-    if strategy.timing == "async":
-        raise ConfigError(f"strategy {name_of(strategy)!r} is asynchronous and needs the table exchange")
+    if strategy.timing == "async" and codec != "float32":
+        raise ConfigError(f"codec={codec!r} is not possible with {name_of(strategy)}: the table sends float32")
     for name, value in numbers.items():
         if value is not None and value < 1:
             raise ConfigError(f"{name} = {value} is too small; use 1 or more")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pickle
 from typing import Any
 
@@ -15,10 +16,13 @@ from thinwire.engine.joint import JointState, slice_state, write_state
 from thinwire.errors import ConfigError
 from thinwire.parameters import fragments
 from thinwire.strategies import (
+    EASGD,
     MPCA,
     STRATEGIES,
+    DeepSpark,
     DiLoCo,
     Measured,
+    ParameterTable,
     Progress,
     Relay,
     Setting,
@@ -30,6 +34,15 @@ from thinwire.strategies import (
     strategy,
 )
 from thinwire.testing.loop import Loop, Task
+
+
+def momentum(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.01, momentum=0.5)
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.03)
+
 
 TABLE: dict[str, Strategy] = {
     "synchronous": Synchronous(),
@@ -43,6 +56,11 @@ TABLE: dict[str, Strategy] = {
     "mpca by gradient": MPCA(form="gradient", pull=1.0, pull_peak=1.0),
     "diloco": DiLoCo(period=5, lr=0.7, momentum=0.5),
     "diloco with fragments and overlap": DiLoCo(period=8, fragments=4, overlap=True, momentum=0.5),
+    "easgd": EASGD(period=5),
+    "easgd with momentum": EASGD(period=5, momentum=0.5, pull=0.2),
+    "deepspark": DeepSpark(period=5, budget=0.1),
+    "parameter table": ParameterTable(optimizer=momentum),
+    "parameter table, strict": ParameterTable(consistency="strict", optimizer=adam),
     "relay": Relay(),
     "relay in 2 bits": Relay(bits=2, fragments=2, momentum=0.3),
     "relay in 8 bits": Relay(bits=8, fragments=1),
@@ -71,6 +89,21 @@ OUT_OF_RANGE: list[tuple[str, dict[str, Any]]] = [
     ("diloco", {"fragments": 0}),
     ("diloco", {"keep": 1.5}),
     ("diloco", {"overlap": "yes"}),
+    ("easgd", {"period": 0}),
+    ("easgd", {"pull": 1.5}),
+    ("easgd", {"momentum": -0.1}),
+    ("easgd", {"servers": 0}),
+    ("easgd", {"servers": "some"}),
+    ("easgd", {"tuple_size": 0}),
+    ("easgd", {"log_every": 0}),
+    ("deepspark", {"period": 0}),
+    ("deepspark", {"budget": -1.0}),
+    ("deepspark", {"pool": 0}),
+    ("parameter_table", {"consistency": "some"}),
+    ("parameter_table", {"groups": 0}),
+    ("parameter_table", {"ahead": -1}),
+    ("parameter_table", {"staleness": -1}),
+    ("parameter_table", {"compensation": -0.1}),
     ("relay", {"bits": 3}),
     ("relay", {"bits": "many"}),
     ("relay", {"fragments": 0}),
@@ -245,14 +278,14 @@ def test_no_method_but_before_step_writes_its_arguments(chosen: Strategy) -> Non
 
 
 @every
-def test_before_step_writes_the_replica_and_nothing_else(chosen: Strategy) -> None:
+def test_before_step_writes_the_replica_and_the_worker_state_and_nothing_else(chosen: Strategy) -> None:
     x = numbers(1, 700)[0]
-    _, worker = opened(chosen, x)
-    before = [v.clone() for v in worker]
+    joint, worker = opened(chosen, x)
+    before = [v.clone() for v in joint]
     for cycle in range(5):
         assert chosen.before_step(worker, x, cycle) is None
-    assert all(torch.equal(a, b) for a, b in zip(worker, before, strict=True))
-    assert torch.isfinite(x).all()
+    assert all(torch.equal(a, b) for a, b in zip(joint, before, strict=True))
+    assert all(torch.isfinite(v).all() for v in (x, *worker))
 
 
 @every
@@ -346,6 +379,63 @@ def test_synchronous_with_four_workers_is_one_with_all_their_rows() -> None:
         x.sub_(whole.gradient(0, x), alpha=0.05)
     assert all(torch.equal(loop.x[0], other) for other in loop.x[1:])
     assert torch.allclose(loop.x[0], x, atol=1e-4)
+
+
+def test_easgd_s_pull_is_a_share_of_the_workers_unless_it_is_given() -> None:
+    measured = Measured(10, 9, 0, None, None)
+    assert EASGD().setting(measured, None).pull == pytest.approx(0.1)
+    assert EASGD(pull=0.3).setting(measured, None).pull == 0.3
+
+
+def test_what_easgd_s_replica_gives_the_joint_model_takes() -> None:
+    x, z = numbers(2, 700)
+    moved, joint = EASGD().merge(EASGD().open(z)[0], x, 0, Setting(pull=0.25))
+    value, _ = EASGD().adopt(None, x, x, moved)
+    assert torch.allclose(value + joint.model, x + z, atol=1e-6)
+    assert torch.allclose(value, 0.75 * x + 0.25 * z, atol=1e-6)
+
+
+def test_eamsgd_is_nesterov_s_momentum_on_plain_steps() -> None:
+    """One worker that never meets the joint model: x and v as in the paper's Algorithm 2."""
+    task, chosen = Task.make(1), EASGD(momentum=0.9, period=10_000)
+    loop, x, v = Loop(chosen, task, lr=0.02), torch.zeros(20), torch.zeros(20)
+    for _ in range(40):
+        loop.step()
+        v = 0.9 * v - 0.02 * task.gradient(0, x + 0.9 * v)
+        x = x + v
+    assert torch.allclose(loop.x[0], x, atol=1e-4)
+
+
+def test_a_strict_table_with_four_workers_is_one_optimizer_with_all_their_rows() -> None:
+    """At every version, for an optimizer with state: what SINGA calls synchronous SGD."""
+    task = Task.make(4)
+    whole = Task([torch.cat(task.inputs)], [torch.cat(task.labels)], task.solution)
+    loop = Loop(ParameterTable(consistency="strict", optimizer=adam), task)
+    plain = torch.nn.Parameter(torch.zeros(20))
+    optimizer = adam([plain])
+    for _ in range(60):
+        loop.step()
+        plain.grad = whole.gradient(0, plain.detach())
+        optimizer.step()
+        assert torch.allclose(loop.model, plain, atol=1e-5)
+
+
+def test_an_optimizer_whose_state_cannot_be_cut_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"NAdam keeps 'mu_product'(?s:.)*Adam"):
+        ParameterTable(optimizer=lambda p: torch.optim.NAdam(p)).open(torch.zeros(4))
+
+
+def test_deepspark_s_period_grows_as_the_loss_falls() -> None:
+    chosen, task = DeepSpark(period=5), Task.make(4)
+    loop, launched = Loop(chosen, task), []
+    for step in range(200):
+        before = loop.joint.landed
+        loop.step()
+        if loop.joint.landed > before:
+            launched.append(step)
+    periods = [b - a for a, b in itertools.pairwise(launched)]
+    assert periods[0] < periods[-1]
+    assert periods[-1] > 10
 
 
 def test_sparknet_s_warm_up_counts_the_first_worker_alone() -> None:

@@ -21,6 +21,10 @@ STRATEGIES = {
     "sparknet": tw.SparkNet(period=5),
     "mpca": tw.MPCA(),
     "diloco": tw.DiLoCo(period=10, momentum=0.5),
+    "easgd": tw.EASGD(period=5),
+    "deepspark": tw.DeepSpark(period=5),
+    "parameter-table": tw.ParameterTable(),
+    "parameter-table-strict": tw.ParameterTable(consistency="strict"),
     "relay": tw.Relay(),
 }
 
@@ -53,7 +57,7 @@ class Killer:
 def fit(strategy: tw.Strategy, killer: Killer, **changes: Any) -> tw.Result:
     settings: dict[str, Any] = {
         "inputs": ["pixels"],
-        "optimizer": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+        "optimizer": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.0 if strategy == tw.ParameterTable() else 0.9),
         "strategy": strategy,
         "cluster": tw.Local(workers=WORKERS),
         "epochs": EPOCHS,
@@ -77,7 +81,20 @@ def best(result: tw.Result) -> float:
 
 
 @pytest.mark.parametrize(
-    ("name", "victim"), [("relay", 0), ("relay", 2), ("sparknet", 0), ("synchronous", 2), ("mpca", 0), ("diloco", 2)]
+    ("name", "victim"),
+    [
+        ("relay", 0),
+        ("relay", 2),
+        ("sparknet", 0),
+        ("synchronous", 2),
+        ("mpca", 0),
+        ("diloco", 2),
+        ("easgd", 0),
+        ("easgd", 2),
+        ("deepspark", 1),
+        ("parameter-table", 0),
+        ("parameter-table-strict", 2),
+    ],
 )
 def test_a_killed_worker_is_replaced_and_costs_the_others_no_step(name: str, victim: int) -> None:
     killer = Killer(victim)

@@ -32,6 +32,14 @@ STRATEGIES = {
     "mpca-unweighted": tw.MPCA(weigh_steps=False),
     "diloco": tw.DiLoCo(period=10),
     "diloco-streaming": tw.DiLoCo(period=12, fragments=3, overlap=True),
+    "easgd": tw.EASGD(period=5),
+    "easgd-one-server": tw.EASGD(period=5, servers=1, tuple_size=500),
+    "eamsgd": tw.EASGD(period=5, momentum=0.9),
+    "deepspark": tw.DeepSpark(period=5),
+    "parameter-table": tw.ParameterTable(),
+    "parameter-table-strict": tw.ParameterTable(consistency="strict"),
+    "parameter-table-ahead": tw.ParameterTable(ahead=1, staleness=3),
+    "parameter-table-compensated": tw.ParameterTable(compensation=0.04),
     "relay": tw.Relay(),
     "relay-fixed": tw.Relay(bits=2, fragments=4, momentum=0.3),
 }
@@ -39,6 +47,10 @@ STRATEGIES = {
 
 def momentum_sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def plain_sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05)
 
 
 def adamw(parameters: Any) -> torch.optim.Optimizer:
@@ -59,14 +71,17 @@ def fit_digits(strategy: Any, workers: int, **changes: Any) -> tw.Result:
     return tw.fit(changes.pop("model", cnn8), changes.pop("data", "digits"), **(settings | changes))
 
 
-CASES = [(name, 2) for name in STRATEGIES] + [
-    (name, 4) for name in ("synchronous", "sparknet", "mpca-3", "diloco", "relay")
-]
+WITH_FOUR = ("synchronous", "sparknet", "mpca-3", "diloco", "easgd", "deepspark", "parameter-table", "relay")
+CASES = [(name, 2) for name in STRATEGIES] + [(name, 4) for name in WITH_FOUR]
 
 
 @pytest.mark.parametrize(("name", "workers"), CASES)
 def test_every_strategy_learns_digits(name: str, workers: int) -> None:
     inner = adamw if name.startswith("diloco") else momentum_sgd  # what DiLoCo's outer momentum was published with
+    if name == "eamsgd" or (name.startswith("parameter-table") and "strict" not in name):
+        inner = (
+            plain_sgd  # the momentum is the strategy's, or that of gradients that come late (Mitliagkas et al. 2016)
+        )
     epochs = 40 if workers == 2 else 60
     result = fit_digits(STRATEGIES[name], workers, epochs=epochs, until="val_accuracy >= 0.965", optimizer=inner)
     assert max(row["val_accuracy"] for row in result.history) >= 0.96

@@ -54,7 +54,7 @@ class Mesh:
     # -- machines ---------------------------------------------------------------------------------------------------
 
     def form(self, workers: Iterable[int]) -> dict[int, list[Launch]]:
-        """A new generation of these workers, as `MeshPeer` begins one; returns what each must launch again."""
+        """A new generation of these workers, as `Peer` begins one; returns what each must launch again."""
         attempts = dict.fromkeys(sorted(workers), 0)
         self.generation += 1
         for gone in set(self.machines) - set(attempts):

@@ -15,7 +15,7 @@ from thinwire.engine.joint import JointState, slice_state, write_state
 from thinwire.engine.membership import Membership, Send
 from thinwire.engine.signals import Asked, Broken, Caught, Formed, Landed
 from thinwire.exchange.memory import MemoryHub, MemoryLink, Room
-from thinwire.exchange.peer import MeshPeer, Seat, Trees
+from thinwire.exchange.peer import Peer, Seat, Trees
 from thinwire.strategies import MPCA, DiLoCo, Relay, Share, SparkNet, Strategy, Synchronous
 
 SIZE = 1500
@@ -44,7 +44,7 @@ class Life:
         self.x = torch.zeros(SIZE)
         self.joint = JointState(strategy, self.x, 3)
         self.state = strategy.open(self.x)[1]
-        self.peer = MeshPeer(
+        self.peer = Peer(
             MemoryLink(room, me=worker, attempt=attempt),
             Seat(worker, attempt, {"host": "here"}),
             self.joint,
@@ -238,7 +238,7 @@ def test_a_worker_that_starts_from_another_model_takes_over_the_reference_s() ->
     town = Town(2, SparkNet(period=1))
     try:
         town.lives[1].joint.set_model(torch.ones(SIZE))
-        town.lives[1].peer.mesh.digest = "other"
+        town.lives[1].peer.member.digest = "other"
         town.live_until(3)
         town.assert_same()
     finally:

@@ -1,196 +1,18 @@
-"""Mesh peers turned by hand: no threads, so that one interleaving can be written down and kept."""
+"""A mesh of peers turned by hand."""
 
 from __future__ import annotations
 
-import json
-from collections import deque
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 
-from thinwire.checkpoint import decode, encode
-from thinwire.engine.deadlines import Deadlines
-from thinwire.engine.joint import JointState
-from thinwire.engine.membership import Membership, Send
-from thinwire.engine.ports import COORDINATOR, Message
-from thinwire.engine.signals import Asked, Averaged, Caught, Landed, Signal
-from thinwire.exchange.peer import MeshPeer, Seat, Trees
+from thinwire.engine.ports import Message
+from thinwire.engine.signals import Asked, Averaged, Caught, Landed
 from thinwire.parameters import Fragment
-from thinwire.strategies import MPCA, Relay, SparkNet, Strategy
+from thinwire.strategies import MPCA, Relay, SparkNet
 
-SIZE = 2048
-
-
-class HandLink:
-    """Messages wait on their wire until the test delivers them."""
-
-    def __init__(self, stage: Stage, me: int) -> None:
-        self._stage, self._me = stage, me
-        self.address = f"hand:{me}"
-        self.refused = 0
-        self.ready: list[Message] = []
-
-    def connect(self, peers: Mapping[int, str]) -> None:
-        pass
-
-    def send(self, peer: int, header: dict[str, Any], payload: memoryview | None = None) -> None:
-        copied = None if payload is None else memoryview(bytearray(payload))
-        message = Message(self._me, json.loads(json.dumps(header)), copied)
-        self._stage.wires.setdefault((self._me, peer), deque()).append(message)
-
-    def receive(self, timeout_s: float) -> list[Message]:
-        found, self.ready = self.ready, []
-        return found
-
-    def wake(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class Stage:
-    """Peers, the wires between them, and a coordinator that answers when it is asked to."""
-
-    def __init__(self, workers: int, strategy: Strategy, *, size: int = SIZE, codec_name: str = "float32") -> None:
-        self.size, self.codec_name = size, codec_name
-        self.wires: dict[tuple[int, int], deque[Message]] = {}
-        self.membership = Membership(workers, Deadlines(settle_s=0.0))
-        self.peers: dict[int, MeshPeer] = {}
-        self.joints: dict[int, JointState] = {}
-        self.signals: dict[int, list[Signal]] = {}
-        self.claimed: dict[int, set[int]] = {worker: set() for worker in range(workers)}
-        """By worker, the rounds its main thread has claimed and not been told the end of."""
-        self.ended: dict[int, set[int]] = {worker: set() for worker in range(workers)}
-        self.adopted = dict.fromkeys(range(workers), 0)
-        self.now = 0.0
-        self.hold_donations = False
-        self.published = 0
-        self.asked: list[tuple[int, int]] = []
-        for worker in range(workers):
-            self.joints[worker] = JointState(strategy, torch.zeros(size), workers)
-            self.peers[worker] = MeshPeer(
-                HandLink(self, worker),
-                Seat(worker, 0, {}),
-                self.joints[worker],
-                codec_name=codec_name,
-                trees=Trees(encode, decode),
-            )
-            self.peers[worker].mesh.digest = "same"
-            self.signals[worker] = []
-            self._decide(self.membership.join({"a": 0, "address": f"hand:{worker}"}, worker, self.now))
-        self.coordinate()
-        self.settle()
-
-    def coordinate(self) -> None:
-        """The coordinator takes in what has come, and its answers reach the peers' inboxes."""
-        for worker in self.peers:
-            for message in self.wires.pop((worker, COORDINATOR), ()):
-                if message.header["t"] == "prepared":
-                    self._decide(self.membership.prepared(message.header, worker, self.now))
-        self._decide(self.membership.tick(self.now))
-
-    def beat(self) -> None:
-        """Every peer says that it lives, and what it waits for."""
-        for worker, peer in self.peers.items():
-            peer.mesh.beat()
-            for message in self.wires.pop((worker, COORDINATOR), ()):
-                self.membership.beat(message.header, worker, self.now)
-
-    def _decide(self, decisions: Any) -> None:
-        for decision in decisions:
-            if isinstance(decision, Send) and decision.worker in self.peers:
-                header = json.loads(json.dumps(decision.header))
-                self.peers[decision.worker].mesh._link.ready.append(Message(COORDINATOR, header))
-
-    def kill(self, worker: int) -> None:
-        self.peers.pop(worker)
-        for wire in [pair for pair in self.wires if pair[1] == worker]:
-            self.wires.pop(wire)
-        self._decide(self.membership.lose(worker, 0, "killed", self.now))
-
-    def join(self, worker: int, attempt: int) -> None:
-        """A worker comes that has no joint state yet."""
-        strategy = self.joints[0].strategy
-        self.joints[worker] = JointState(strategy, torch.zeros(self.size), 3)
-        self.peers[worker] = MeshPeer(
-            HandLink(self, worker),
-            Seat(worker, attempt, {}),
-            self.joints[worker],
-            codec_name=self.codec_name,
-            trees=Trees(encode, decode),
-        )
-        self.signals[worker], self.claimed[worker], self.ended[worker], self.adopted[worker] = [], set(), set(), 0
-        self._decide(self.membership.join({"a": attempt, "address": f"hand:{worker}"}, worker, self.now))
-
-    def deliver(self, sender: int, receiver: int, kind: str | None = None) -> None:
-        """Puts a wire's messages (of one kind, and those before them) into the receiver's inbox."""
-        wire = self.wires.get((sender, receiver), deque())
-        while wire and (kind is None or any(m.header["t"] == kind for m in wire)):
-            self.peers[receiver].mesh._link.ready.append(wire.popleft())
-
-    def turn(self, worker: int) -> None:
-        peer = self.peers[worker]
-        peer.mesh.turn()
-        for signal in peer.signals():
-            self.signals[worker].append(signal)
-            if isinstance(signal, Asked):
-                self.asked.append((worker, signal.peer))
-            elif isinstance(signal, Landed):
-                assert signal.round == self.adopted[worker]
-                self._end(worker, {signal.round}, signal.round + 1)
-            elif isinstance(signal, Caught):
-                landed = int(signal.tree["joint"]["landed"])
-                self._end(worker, {r for r in self.claimed[worker] if r < landed}, landed)
-        if not self.hold_donations:
-            self.donate()
-
-    def donate(self) -> None:
-        """The main threads send the joint state to those who asked."""
-        asked, self.asked = self.asked, []
-        for worker, peer in asked:
-            self.peers[worker].donate(peer, {"joint": self.joints[worker].tree(), "published": self.published})
-
-    def _end(self, worker: int, rounds: set[int], adopted: int) -> None:
-        self.claimed[worker] -= rounds
-        self.ended[worker] |= rounds
-        self.adopted[worker] = adopted
-
-    def heard_of(self, worker: int) -> set[int]:
-        """Rounds whose end the main thread was told: it waits for every round that it has claimed."""
-        assert not self.claimed[worker], f"worker {worker} still waits for rounds {self.claimed[worker]}"
-        return self.ended[worker]
-
-    def may_claim(self, worker: int) -> bool:
-        """Whether the main thread would claim a round now, were one due."""
-        peer = self.peers[worker]
-        return peer.next_round < self.adopted[worker] + self.joints[worker].strategy.in_flight
-
-    def settle(self) -> None:
-        """Delivers and turns until nothing moves."""
-        for _ in range(30):
-            for sender, receiver in list(self.wires):
-                if receiver in self.peers:
-                    self.deliver(sender, receiver)
-            for worker in list(self.peers):
-                self.turn(worker)
-            self.coordinate()
-
-    def launch(self, worker: int, value: float, note: dict[str, Any] | None = None) -> int:
-        assert self.may_claim(worker)
-        round, fragment = self.peers[worker].claim()
-        self.claimed[worker].add(round)
-        self.peers[worker].launch(round, fragment, torch.full((fragment.size,), value), 1.0, note or {})
-        return round
-
-    def landed(self) -> list[int]:
-        return [self.joints[worker].landed for worker in self.peers]
-
-    def assert_same(self) -> None:
-        models = [self.joints[worker].model for worker in self.peers]
-        assert all(torch.equal(models[0], model) for model in models[1:])
+from .stage import SIZE, Stage
 
 
 def test_a_generation_forms_and_a_round_lands_everywhere() -> None:
@@ -270,7 +92,7 @@ def test_a_round_completed_before_the_joint_state_came_is_still_told_to_the_main
     assert stage.landed() == [2, 2]
     stage.assert_same()
     assert [stage.heard_of(worker) for worker in range(2)] == [{0, 1}, {0, 1}]
-    assert not any(stage.peers[worker].mesh._values or stage.peers[worker].mesh._contributed for worker in range(2))
+    assert not any(stage.peers[worker].member._values or stage.peers[worker].member._contributed for worker in range(2))
 
 
 def test_a_round_completed_with_a_prepare_and_landed_elsewhere_is_told_to_the_main_thread() -> None:
@@ -318,7 +140,7 @@ def test_rounds_that_completed_out_of_order_are_not_lost_with_the_generation() -
     stage.deliver(1, 0)
     stage.turn(0)
     stage.turn(1)
-    assert all(sorted(stage.peers[worker].mesh._ready) == [1] for worker in range(2))
+    assert all(sorted(stage.peers[worker].member._ready) == [1] for worker in range(2))
     stage.kill(2)
     stage.coordinate()
     stage.settle()
@@ -387,13 +209,13 @@ def test_what_compression_left_of_a_round_that_only_others_landed_is_still_owed(
     stage.turn(0)
     assert stage.landed() == [1, 0, 0]
     behind = stage.peers[1]
-    owed = behind.mesh.residuals.own + 3 * behind.mesh.residuals.owed
+    owed = behind.member.residuals.own + 3 * behind.member.residuals.owed
     stage.kill(2)
     stage.coordinate()
     stage.settle()
     assert stage.landed() == [1, 1]
     stage.assert_same()
-    assert torch.allclose(behind.mesh.residuals.own + 2 * behind.mesh.residuals.owed, owed, atol=1e-5)
+    assert torch.allclose(behind.member.residuals.own + 2 * behind.member.residuals.owed, owed, atol=1e-5)
 
 
 @pytest.mark.parametrize("falls_behind", [False, True], ids=["by the reference", "by one that fell behind"])
@@ -505,14 +327,14 @@ def test_what_an_owner_was_owed_for_a_sum_that_is_given_up_is_not_owed_any_more(
             stage.deliver(sender, receiver, "part")
     for worker in range(3):
         stage.turn(worker)
-    assert all(bool(stage.peers[worker].mesh.residuals.owed.any()) for worker in range(3))
+    assert all(bool(stage.peers[worker].member.residuals.owed.any()) for worker in range(3))
     stage.kill(2)
     stage.coordinate()
     stage.settle()
     assert stage.landed() == [1, 1]
     stage.assert_same()
     owed = sum(
-        stage.peers[worker].mesh.residuals.own + 2 * stage.peers[worker].mesh.residuals.owed for worker in range(2)
+        stage.peers[worker].member.residuals.own + 2 * stage.peers[worker].member.residuals.owed for worker in range(2)
     )
     contributed = -3 * gradient  # displacements x̃ − s of workers 0 and 1, from x̃ = 0
     assert torch.allclose(owed - 2 * stage.joints[0].model, contributed, atol=1e-5)
@@ -605,7 +427,7 @@ def test_a_mean_asked_for_again_in_a_new_generation_does_not_wait_for_the_newcom
 @pytest.mark.parametrize("header", [{"t": "want"}, {"t": "want", "g": "x"}, {"t": "state"}, {"t": "state", "g": 1}, {}])
 def test_a_malformed_message_from_a_peer_does_not_end_the_exchange(header: dict[str, Any]) -> None:
     stage = Stage(2, SparkNet())
-    stage.peers[0].mesh._link.ready.append(Message(1, header))
+    stage.peers[0].member._link.ready.append(Message(1, header))
     for worker in range(2):
         stage.launch(worker, 1.0)
     stage.settle()
@@ -651,7 +473,7 @@ def test_a_worker_that_never_heard_of_the_commit_is_called_again() -> None:
     for worker in range(2):
         stage.turn(worker)
     stage.coordinate()  # commits
-    stage.peers[1].mesh._link.ready.clear()
+    stage.peers[1].member._link.ready.clear()
     stage.settle()
     assert stage.landed() == [0, 0]
     stage.beat()
@@ -671,8 +493,8 @@ def test_signals_come_one_by_one() -> None:
     """
     peer = Stage(2, SparkNet()).peers[0]
     first, second = Asked(1), Asked(2)
-    peer.mesh.signals.put(first)
-    peer.mesh.signals.put(second)
+    peer.member.signals.put(first)
+    peer.member.signals.put(second)
     looking = iter(peer.signals())
     assert next(looking) is first
     assert list(peer.signals()) == [second]
@@ -697,7 +519,7 @@ def test_who_joins_one_that_trained_alone_starts_from_its_model() -> None:
     stage.settle()
     stage.joints[0].set_model(torch.full((SIZE,), 5.0))  # as its main thread does with a replica that is alone
     stage.join(1, 1)
-    stage.peers[1].mesh.digest = "same"
+    stage.peers[1].member.digest = "same"
     stage.settle()
     assert any(isinstance(signal, Caught) for signal in stage.signals[1])
     stage.assert_same()

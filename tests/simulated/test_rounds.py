@@ -366,7 +366,7 @@ def test_a_generation_at_any_moment_loses_and_doubles_nothing(mesh: Any, seed: i
             given_up = net.form(members)
             landed = [w for w in members if key in net.landed[w]]
             for worker in members:
-                if landed:  # others hold it: the joint state brings it, as `MeshPeer` asks for it
+                if landed:  # others hold it: the joint state brings it, as `Peer` asks for it
                     net.landed[worker].setdefault(key, net.landed[landed[0]][key])
                 else:
                     net.relaunch(worker, given_up[worker])

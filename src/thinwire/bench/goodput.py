@@ -14,7 +14,7 @@ from torch import Tensor
 from thinwire.bench.seats import Place, join, leave, wait_for
 from thinwire.engine.joint import JointState
 from thinwire.engine.signals import Averaged, Formed, Landed
-from thinwire.exchange.peer import MeshPeer
+from thinwire.exchange.peer import Peer
 from thinwire.strategies import SparkNet
 
 
@@ -59,7 +59,7 @@ _numbers = itertools.count()
 """Of means: the same in both processes, since both ask for the same ones."""
 
 
-def _exchange(peer: MeshPeer, snapshot: Tensor) -> float:
+def _exchange(peer: Peer, snapshot: Tensor) -> float:
     began = time.perf_counter()
     round, fragment = peer.claim()
     peer.launch(round, fragment, snapshot, 1.0, {})
@@ -67,7 +67,7 @@ def _exchange(peer: MeshPeer, snapshot: Tensor) -> float:
     return time.perf_counter() - began
 
 
-def _mean(peer: MeshPeer, values: Tensor) -> float:
+def _mean(peer: Peer, values: Tensor) -> float:
     began = time.perf_counter()
     peer.average(f"mean:{next(_numbers)}", values, 1.0, {})
     wait_for(peer, Averaged)

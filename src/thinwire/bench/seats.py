@@ -22,7 +22,7 @@ from thinwire.engine.ports import Exit
 from thinwire.engine.signals import Broken, Signal
 from thinwire.errors import TimedOutError
 from thinwire.exchange import wire
-from thinwire.exchange.peer import MeshPeer, Trees
+from thinwire.exchange.peer import Peer, Trees
 from thinwire.exchange.peer import Seat as PeerSeat
 from thinwire.exchange.wire import Keys, ZmqHub, ZmqLink
 
@@ -52,16 +52,16 @@ def make_keys() -> tuple[str, str, str, str]:
     return first, second, third, fourth
 
 
-def join(place: Place, joint: JointState, codec_name: str, rows: int = 0) -> MeshPeer:
+def join(place: Place, joint: JointState, codec_name: str, rows: int = 0) -> Peer:
     """A worker's exchange, not yet started."""
     keys = Keys(*(k.encode() for k in place.keys))
     link = ZmqLink(me=place.worker, attempt=0, keys=keys, coordinator=place.coordinator, host=place.host)
     hello = {"host": socket.gethostname(), "pid": os.getpid(), "rows": rows}
     seat = PeerSeat(place.worker, 0, hello)
-    return MeshPeer(link, seat, joint, codec_name=codec_name, trees=Trees(encode, decode), silence_s=60.0)
+    return Peer(link, seat, joint, codec_name=codec_name, trees=Trees(encode, decode), silence_s=60.0)
 
 
-def wait_for(peer: MeshPeer, kind: type[S], timeout_s: float = 120.0) -> S:
+def wait_for(peer: Peer, kind: type[S], timeout_s: float = 120.0) -> S:
     """The next signal of a kind; others are passed over."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -73,7 +73,7 @@ def wait_for(peer: MeshPeer, kind: type[S], timeout_s: float = 120.0) -> S:
     raise TimedOutError(f"no {kind.__name__} came within {timeout_s:g} s; is another worker of the benchmark gone?")
 
 
-def leave(peer: MeshPeer) -> None:
+def leave(peer: Peer) -> None:
     """Tells the coordinator good-bye and ends the exchange."""
     peer.report({"t": "bye", "a": 0})
     peer.close()

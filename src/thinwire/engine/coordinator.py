@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -19,6 +20,7 @@ TURN_S = 0.25
 """How often it looks around when nothing comes: each time takes a processor from somebody's step."""
 BEFORE_A_SEAT = ("join", "fetch")
 """What a worker may say without one."""
+_log = logging.getLogger("thinwire.engine")
 
 
 class Coordinator:
@@ -115,13 +117,15 @@ class Coordinator:
         if seat is not None and seat.attempt == header["a"]:
             self._finished.discard(worker)
             self._jury.excused.pop(worker, None)
+            if not self.membership.rows[worker]:
+                _log.warning("worker %s on %s has no rows to train on: its partition is empty", worker, seat.host)
             self._emit(
                 events.WorkerJoined(
                     worker=worker,
                     attempt=seat.attempt,
                     host=seat.host,
                     pid=seat.pid,
-                    rows=int(header.get("rows", 0)),
+                    rows=self.membership.rows[worker],
                     again=self._lost_at.pop(worker, None) is not None,
                 )
             )
@@ -200,7 +204,7 @@ class Coordinator:
                 self._lose(decision)
                 continue
             if isinstance(decision, Stalled):
-                self._emit(self._stalled(decision))
+                self.ledger.stalled(decision, {w: seat.host for w, seat in self.membership.seats.items()})
                 continue
             if isinstance(decision, Bereft):
                 raise LostWorkersError(
@@ -255,18 +259,6 @@ class Coordinator:
                     f"{self._policy.workers} workers are left and at least {self._policy.min_workers} are needed. "
                     f"Go on from the last checkpoint with resume; on Local, max_restarts allows for more replacements."
                 )
-
-    def _stalled(self, stalled: Stalled) -> events.RoundStalled:
-        seats = self.membership.seats
-        waited_for = sorted({w for workers in stalled.waits_for.values() for w in workers})
-        return events.RoundStalled(
-            worker=stalled.worker,
-            host=seats[stalled.worker].host,
-            rounds=tuple(stalled.waits_for),
-            waited_for=tuple(waited_for),
-            hosts=tuple(seats[w].host if w in seats else "?" for w in waited_for),
-            seconds=round(stalled.seconds, 1),
-        )
 
     def _exited(self, gone: Exit) -> None:
         known = (gone.worker, gone.attempt) in self._gone

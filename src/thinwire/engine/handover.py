@@ -1,15 +1,21 @@
-"""Handing the joint state to a peer that asked for it."""
+"""Handing the joint state to a peer that asked for it, and taking it over from one."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+import torch
+
+from thinwire.engine.signals import Caught
+from thinwire.engine.snapshot import Snapshot
+from thinwire.parameters import Fragment
 
 if TYPE_CHECKING:
     from thinwire.engine.worker import Worker
 
 
 class Handover:
-    """The requests a worker has, and what it gives."""
+    """The requests a worker has, what it gives, and what it is given."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -39,6 +45,38 @@ class Handover:
             worker.event("handed_over", worker=worker.plan.worker, peer=peer, landed=adopted, digest=digest)
         self._asked = []
 
+    def take(self, caught: Caught, over: list[tuple[Fragment, Snapshot | None]], *, newcomer: bool) -> None:
+        """Takes the joint state over: a newcomer starts from it, a worker that fell behind keeps its own steps.
+
+        `over` are the rounds this worker had under way that are in that state: what it contributed counts as arrived.
+        """
+        worker, tree = self._worker, caught.tree
+        strategy, x = worker.strategy, worker.replica.vector
+        with torch.no_grad():
+            if strategy.replicated:
+                worker.replica.load_shared(tree["replica"])
+            elif caught.old_model is None or newcomer:
+                x.copy_(tree["joint"]["state"][0])
+                worker.state.open(x)
+                worker.replica.buffers.load(tree["buffers"], tree["counts"])
+            elif strategy.timing != "async":  # else its own next exchange brings it and the joint model together
+                base = caught.old_model
+                for fragment, snapshot in over:
+                    if snapshot is not None:
+                        fragment.of(base).copy_(snapshot.take())
+                worker.state.adopt(Fragment(0, worker.joint.size), x, base, tree["joint"]["state"][0])
+        worker.publisher.number = max(worker.publisher.number, int(tree["published"]))
+        worker.publisher.best = tree.get("best", worker.publisher.best)
+        worker.say("caught", published=int(tree["published"]))
+        worker.event(
+            "rejoined",
+            worker=worker.plan.worker,
+            attempt=worker.plan.attempt,
+            generation=worker.generation,
+            landed=int(tree["joint"]["landed"]),
+            digest=worker.replica.parameters.digest(),
+        )
+
     def _tree(self) -> dict[str, Any]:
         worker = self._worker
         if worker.alone:
@@ -50,6 +88,6 @@ class Handover:
             "published": worker.publisher.number,
             "best": worker.publisher.best,
         }
-        if worker.strategy.subject == "gradients":
+        if worker.strategy.replicated:
             tree["replica"] = worker.replica.shared()
         return tree

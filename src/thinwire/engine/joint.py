@@ -69,6 +69,8 @@ class JointState:
         self.size = x.numel()
         self.lock = threading.RLock()
         self.landed = 0
+        self.version = 0
+        """Updates that servers had merged when a checkpoint was made."""
         self.state, _ = strategy.open(x)
         first = strategy.setting(Measured(self.size, workers, 0, None, None), None)
         self.cuts = Cuts(Cut(self.size, first))
@@ -108,19 +110,25 @@ class JointState:
             if round != self.landed:
                 raise AssertionError(f"round {round} lands out of order: {self.landed} is next")
             cut = self.cuts.at(round)
-            cycle = cut.cycle(round)
-            if not self.state:
-                reply, merged = self.strategy.merge(self.state, mean, cycle, cut.setting)
-                self.state = write_state(self.state, fragment, self.size, merged)
-            else:
-                reply = torch.empty_like(mean) if out is None else out
-                for piece, near in pieces(fragment, self.state, self.size):
-                    state = slice_state(self.state, piece, self.size)
-                    part, merged = self.strategy.merge(state, near.of(mean), cycle, cut.setting)
-                    near.of(reply).copy_(part)
-                    self.state = write_state(self.state, piece, self.size, merged)
+            reply = self.merge(fragment, mean, cut.cycle(round), cut.setting, out)
             self.landed = round + 1
             return reply
+
+    def merge(
+        self, fragment: Fragment, mean: Tensor, cycle: int, setting: Setting, out: Tensor | None = None
+    ) -> Tensor:
+        """Merges a mean, or one worker's contribution, into a fragment; takes no lock of its own."""
+        if not self.state:
+            reply, merged = self.strategy.merge(self.state, mean, cycle, setting)
+            self.state = write_state(self.state, fragment, self.size, merged)
+            return reply
+        reply = torch.empty_like(mean) if out is None else out
+        for piece, near in pieces(fragment, self.state, self.size):
+            state = slice_state(self.state, piece, self.size)
+            part, merged = self.strategy.merge(state, near.of(mean), cycle, setting)
+            near.of(reply).copy_(part)
+            self.state = write_state(self.state, piece, self.size, merged)
+        return reply
 
     def settle(self, mean: Tensor) -> None:
         """Ends the run on the replicas' own mean: x̃ ← x̃ − mean displacement."""
@@ -142,12 +150,12 @@ class JointState:
         """Everything a worker that joins, or a checkpoint, needs of the joint state; a copy."""
         with self.lock:
             values = [v.clone() if isinstance(v, Tensor) else v for v in self.state]
-            return {"landed": self.landed, "state": values, "cuts": self.cuts.to_json()}
+            return {"landed": self.landed, "version": self.version, "state": values, "cuts": self.cuts.to_json()}
 
     def load(self, tree: dict[str, Any]) -> None:
         """Takes a tree's values over; the tree keeps its own, which the main thread has yet to read."""
         with self.lock:
             fresh = [v.to(torch.float32, copy=True) if isinstance(v, Tensor) else v for v in tree["state"]]
             self.state = type(self.state)(*fresh)
-            self.landed = int(tree["landed"])
+            self.landed, self.version = int(tree["landed"]), int(tree["version"])
             self.cuts = Cuts.from_json(tree["cuts"])

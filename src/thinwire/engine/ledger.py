@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from thinwire import events
+from thinwire.engine.membership import Stalled
 from thinwire.engine.outcome import Outcome
 from thinwire.engine.ports import Header
 
@@ -54,6 +55,20 @@ class Ledger:
         found = list(self._epoch_losses[max(self._epoch_losses)].values()) if self._epoch_losses else []
         total = sum(n for _, n in found)
         return sum(v * n for v, n in found) / total if total else None
+
+    def stalled(self, stalled: Stalled, hosts: Mapping[int, str]) -> None:
+        """Tells of a worker whose rounds do not land, and for whom they wait."""
+        waited_for = sorted({w for workers in stalled.waits_for.values() for w in workers})
+        self._emit(
+            events.RoundStalled(
+                worker=stalled.worker,
+                host=hosts[stalled.worker],
+                rounds=tuple(stalled.waits_for),
+                waited_for=tuple(waited_for),
+                hosts=tuple(hosts.get(w, "?") for w in waited_for),
+                seconds=round(stalled.seconds, 1),
+            )
+        )
 
     def lose(self, worker: int) -> Header:
         """Keeps a lost attempt's bytes; its steps and rows are carried on by its successor. Returns its last beat."""

@@ -65,6 +65,8 @@ class Seat:
     since: int = 0
     """The newest generation in which it held what all held; 0 for none."""
     digest: str = ""
+    more: Header = field(default_factory=dict)
+    """What else it answered to the last call, for all members to know."""
     prepared: int = 0
     called_at: float | None = None
     """Since when a call to a generation is unanswered."""
@@ -219,7 +221,7 @@ class Membership:
         seat.last_seen, seat.suspect_since = now, None
         seat.prepared, seat.called_at = self.generation, None
         seat.landed, seat.digest = int(header["landed"]), str(header["digest"])
-        seat.fresh, seat.since = bool(header["fresh"]), int(header["since"])
+        seat.fresh, seat.since, seat.more = bool(header["fresh"]), int(header["since"]), header.get("more") or {}
         return self._try_commit()
 
     def tick(self, now: float) -> list[Decision]:
@@ -305,7 +307,7 @@ class Membership:
             if (seat.fresh or again) and seat.worker in self.remembered:
                 last = self.remembered[seat.worker]
                 entry["position"] = last.get("position")
-                entry["steps"] = last.get("steps", 0)
+                entry["steps"], entry["first_loss"] = last.get("steps", 0), last.get("first_loss")
             members[str(seat.worker)] = entry
         header = {
             "t": "commit",
@@ -315,6 +317,7 @@ class Membership:
             "landed": reference.landed,
             "digest": reference.digest,
             "since": reference.since,
+            "more": {str(seat.worker): seat.more for seat in self.seats.values() if seat.more},
             "rows": self.total_rows,
             "totals": {str(w): int(p.get("rows", 0)) for w, p in self.remembered.items()},
         }

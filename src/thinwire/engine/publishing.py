@@ -128,10 +128,13 @@ class Publisher:
         """Numbers it by its own count, the same on all: of two announced, each may be from a worker that led then."""
         notes = [n for n in landed.notes.values() if "publish" in n]
         note = max(notes, key=lambda n: int(n["publish"]))
-        model = landed.model if landed.model is not None else self._vector()
+        self.take_up(note, landed.model if landed.model is not None else self._vector(), landed.joint)
+
+    def take_up(self, note: dict[str, Any], model: Tensor, joint: dict[str, Any] | None) -> None:
+        """Publishes a model that every worker has the same copy of."""
         if "stop" in note:
             self._worker.stop()
-        self._publish(self.number + 1, model, landed.joint, note.get("save"), bool(note.get("evaluate")))
+        self._publish(self.number + 1, model, joint, note.get("save"), bool(note.get("evaluate")))
 
     def publish_alone(self) -> None:
         """The only worker publishes when it is due, with no round to wait for."""
@@ -231,7 +234,7 @@ class Publisher:
                 "model": worker.replica.state_of(publication.model, buffers),
                 "publisher": self.tree(),
             }
-            if worker.strategy.subject == "gradients":
+            if worker.strategy.replicated:
                 joint["replica"] = worker.replica.shared()
             trees["joint"] = joint
         steps = worker.meter.steps
@@ -298,6 +301,11 @@ class Publisher:
             model = self._vector()
             worker.joint.set_model(model)
             return model
+        if worker.strategy.timing == "async":
+            key = f"joint:{FINAL}"
+            worker.exchange.view(key)
+            worker.wait(lambda: key in worker.averaged, "the joint model", worker.plan.deadlines.conclude_s)
+            return worker.averaged[key].mean
         joint = worker.joint.model
         if joint is None:
             return self._vector()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +21,7 @@ def worker_tree(worker: Worker) -> dict[str, Any]:
         "meter": worker.meter.tree(),
         "residuals": worker.exchange.residuals(),
         "shares": [[f.start, f.stop, s, r] for f, (s, r) in worker.shares.items()],
-        "since_steps": worker.since[0],
+        "pace": worker.pace.tree(),
         "totals": {str(k): v for k, v in worker.totals.items()},
         "publisher": worker.publisher.tree(),
     }
@@ -42,14 +41,14 @@ def resume(worker: Worker, joint: dict[str, Any], own: dict[str, Any] | None) ->
     worker.meter.load(own["meter"])
     worker.exchange.restore_residuals(own["residuals"])
     worker.shares = {Fragment(a, b): (s, r) for a, b, s, r in own["shares"]}
-    worker.since = (int(own["since_steps"]), time.monotonic(), 0.0)
+    worker.pace.load(own["pace"])
     worker.loaded = True
     worker.totals = {int(k): int(v) for k, v in own["totals"].items()}
     worker.publisher.load(own["publisher"])
 
 
 def _start_from(worker: Worker, joint: dict[str, Any]) -> None:
-    if worker.strategy.subject == "gradients":
+    if worker.strategy.replicated:
         worker.replica.load_shared(joint["replica"])
     else:
         assert worker.joint.model is not None

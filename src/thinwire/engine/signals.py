@@ -31,9 +31,12 @@ class Formed(NamedTuple):
     lead: bool
     needs_state: bool
     """Whether the joint state is still on its way to this worker."""
+    restart: bool
+    """Whether the joint model was lost, and this worker's replica takes its place."""
     position: tuple[int, int] | None
     """Where a predecessor left off, for a worker that takes its place."""
     steps: int
+    first_loss: float | None
     totals: dict[int, int]
     """Rows done by every worker of the run as the coordinator knows them."""
     total_rows: int
@@ -55,6 +58,22 @@ class Landed(NamedTuple):
     """The whole joint state as of this round, when it is to be saved."""
     seconds: float
     size_bytes: int
+
+
+class Published(NamedTuple):
+    """The joint model is to be published: every worker has the same copy of it."""
+
+    note: dict[str, Any]
+    model: Tensor
+    joint: dict[str, Any] | None
+    """The whole joint state, where this worker is to save it."""
+
+
+class Noted(NamedTuple):
+    """A worker says how far it is."""
+
+    worker: int
+    note: dict[str, Any]
 
 
 class Averaged(NamedTuple):
@@ -91,4 +110,4 @@ class Broken(NamedTuple):
     error: Exception
 
 
-Signal = Formed | Landed | Averaged | Caught | Asked | Told | Broken
+Signal = Formed | Landed | Published | Noted | Averaged | Caught | Asked | Told | Broken

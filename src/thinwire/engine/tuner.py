@@ -33,6 +33,7 @@ class Tuner:
             self._worker.event(
                 "round_landed",
                 round=landed.round,
+                steps=self._worker.meter.steps,
                 fragments=setting.fragments,
                 codec=setting.codec or self._worker.plan.codec,
                 seconds=landed.seconds,

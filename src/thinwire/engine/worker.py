@@ -16,17 +16,31 @@ from torch import Tensor
 from thinwire.engine.handover import Handover
 from thinwire.engine.joint import JointState
 from thinwire.engine.odometer import Odometer
+from thinwire.engine.pace import Pace
 from thinwire.engine.plan import WorkerPlan
 from thinwire.engine.ports import Batches
 from thinwire.engine.publishing import Publisher
 from thinwire.engine.replica_state import ReplicaState
-from thinwire.engine.signals import Asked, Averaged, Broken, Caught, Formed, Landed, LeftError, Signal, Told
+from thinwire.engine.signals import (
+    Asked,
+    Averaged,
+    Broken,
+    Caught,
+    Formed,
+    Landed,
+    LeftError,
+    Noted,
+    Published,
+    Signal,
+    Told,
+)
 from thinwire.engine.snapshot import Snapshot
 from thinwire.engine.spares import Spares
+from thinwire.engine.stream import Served
 from thinwire.engine.tuner import Tuner
 from thinwire.errors import TimedOutError
 from thinwire.parameters import Fragment
-from thinwire.strategies import Progress, Share
+from thinwire.strategies import Share
 
 REPORT_S = 0.25
 
@@ -57,15 +71,15 @@ class Worker:
         self.told: set[str] = set()
         self.publisher = Publisher(self, save_part)
         self._gradients = self.strategy.subject == "gradients"
-        self._barrier = self.strategy.timing == "barrier"
+        self._served = Served(self) if self._gradients and self.strategy.timing == "async" else None
+        self._barrier, self._async = self.strategy.timing == "barrier", self.strategy.timing == "async"
         self._snapshots: dict[int, tuple[Fragment, Snapshot | None]] = {}
         self._spares = Spares(self.strategy.in_flight + 1)
         self._mean_gradient: Tensor | None = None
         self.shares: dict[Fragment, tuple[int, int]] = {}
-        self.since = (0, time.monotonic(), 0.0)
+        self.pace = Pace(self.meter)
         self._needs_state = False
         self._stopping = False
-        self._loss_total = 0.0
         self._reported = self._patient_until = 0.0
         self._tuner = Tuner(self)
         self.landed = self.adopted = joint.landed
@@ -86,7 +100,7 @@ class Worker:
             lambda: bool(self.members) and not self._needs_state, "a generation to form", self.plan.deadlines.join_s
         )
         if not self.loaded:
-            self.since = (self.meter.steps, time.monotonic(), 0.0)
+            self.pace.start(self.meter.steps)
         if self._goes_on():
             self._consider_round()
         for batch in self.batches.training(self.meter.position, self.plan.epochs):
@@ -111,6 +125,8 @@ class Worker:
                 self.state.before_step(x, self.joint.cycle())
             if not self._barrier:
                 self._consider_round()
+        if together and self._served:
+            self._served.begin(batch.num_rows)
         loss = self.replica.gradient(batch)
         if together:
             with torch.no_grad():
@@ -118,10 +134,12 @@ class Worker:
                 if term is not None:
                     self.replica.parameters.add_to_gradients(term)
                 self._take_snapshots()
-        if not (together and self._gradients) or self._average_gradient(batch.num_rows):
+        if together and self._served:
+            self._served.end()
+        elif not (together and self._gradients) or self._average_gradient(batch.num_rows):
             self.replica.update()
         self.adopted = max(self.adopted, self.landed)
-        self._loss_total += loss
+        self.pace.step(loss)
         position = batch.position
         following = (position[0], position[1] + 1)
         ended = following[1] >= self.batches.batches_per_epoch
@@ -142,7 +160,7 @@ class Worker:
 
     def _report(self, now: float) -> None:
         self._reported = now
-        self.exchange.progress(self.meter.report() | {"note": self._account()})
+        self.exchange.progress(self.meter.report() | {"note": self._account(), "first_loss": self.pace.first_loss})
 
     def say(self, kind: str, /, **fields: Any) -> None:
         """Tells the coordinator something."""
@@ -164,19 +182,8 @@ class Worker:
         behind = self.exchange.next_round >= self.adopted + self.strategy.in_flight
         if self._needs_state or behind or not self._goes_on():
             return
-        if self.strategy.due(self._progress()):
+        if self.strategy.due(self.pace.progress(self.exchange.next_round, self.lead)):
             self._launch(self.replica.vector)
-
-    def _progress(self) -> Progress:
-        steps, since, loss = self.since
-        return Progress(
-            round=self.exchange.next_round,
-            steps=self.meter.steps,
-            steps_since=self.meter.steps - steps,
-            seconds_since=time.monotonic() - since,
-            loss_since=self._loss_total - loss,
-            lead=self.lead,
-        )
 
     def _launch(self, values: Tensor) -> None:
         round, fragment = self.exchange.claim()
@@ -189,10 +196,10 @@ class Worker:
         if snapshot is not None and (self._barrier or values.device.type != "cpu"):
             snapshot.take()
         self.meter.handled(time.perf_counter() - began, fragment.size / self.joint.size)
-        self._send_off(round, fragment, snapshot, self.strategy.weight(share) if worked else 0.0)
-        self.since = (self.meter.steps, time.monotonic(), self._loss_total)
+        self.send_off(round, fragment, snapshot, self.strategy.weight(share) if worked else 0.0)
+        self.pace.launched()
         if self._barrier:
-            self._await_round(round)
+            self.await_round(round)
 
     def _average_gradient(self, rows: int) -> bool:
         """Puts the workers' mean in the gradient's place; False when a peer's state, this step done, came instead."""
@@ -200,17 +207,17 @@ class Worker:
         gradient = torch.zeros_like(self.replica.vector)  # the padding between parameters counts in every block's scale
         self.replica.parameters.gather_gradients(gradient)
         share = Share(round, 1, rows, self.lead)
-        self._send_off(round, fragment, Snapshot(gradient, gradient.cpu()), self.strategy.weight(share))
-        self._await_round(round)
+        self.send_off(round, fragment, Snapshot(gradient, gradient.cpu()), self.strategy.weight(share))
+        self.await_round(round)
         if self._mean_gradient is None:
             return False
         self.replica.parameters.scatter_gradients(self._mean_gradient.to(self.replica.vector.device))
         self._mean_gradient = None
         return True
 
-    def _send_off(self, round: int, fragment: Fragment, snapshot: Snapshot | None, weight: float) -> None:
+    def send_off(self, round: int, fragment: Fragment, snapshot: Snapshot | None, weight: float, **more: Any) -> None:
         self._snapshots[round] = (fragment, snapshot)
-        note = self._account()
+        note = self._account() | more
         if self.lead:
             note |= self.publisher.note(round) | self._tuner.note(round)
         self.exchange.launch(round, fragment, snapshot, weight, note)
@@ -224,7 +231,7 @@ class Worker:
     def _account(self) -> dict[str, Any]:
         return {"rows": self.meter.rows}
 
-    def _await_round(self, round: int) -> None:
+    def await_round(self, round: int) -> None:
         began = time.perf_counter()
         self.wait(lambda: round not in self._snapshots, f"round {round}", self.plan.deadlines.round_s)
         self.meter.waited(time.perf_counter() - began)
@@ -254,6 +261,10 @@ class Worker:
             self._land(signal)
         elif isinstance(signal, Formed):
             self._form(signal)
+        elif isinstance(signal, Published):
+            self.publisher.take_up(signal.note, signal.model, signal.joint)
+        elif isinstance(signal, Noted):
+            self._note(signal)
         elif isinstance(signal, Averaged):
             self.averaged[signal.key] = signal
             self.publisher.resume()
@@ -273,7 +284,10 @@ class Worker:
         if base is None and snapshot is not None:
             base = snapshot.take()
         self._tuner.see(landed)
-        if self._gradients:
+        if self._served:
+            with torch.no_grad():
+                fragment.of(self.replica.vector).copy_(landed.reply)
+        elif self._gradients:
             self._mean_gradient = landed.reply
             if snapshot is None:  # the rows here are done, the others' are not: their steps are taken here too
                 self.replica.parameters.scatter_gradients(landed.reply.to(self.replica.vector.device))
@@ -301,54 +315,32 @@ class Worker:
         self._needs_state, self.total_rows = formed.needs_state, formed.total_rows
         for worker, rows in formed.totals.items():
             self.totals[worker] = max(self.totals.get(worker, 0), rows)
-        if was_alone and not self.alone:
+        if formed.restart or (was_alone and not self.alone):
             self.joint.set_model(self.replica.vector.detach().cpu())
         if formed.position is not None and not self._stepped:
             self.loaded = False
             self.meter.position = formed.position
             self.meter.steps = self.replica.steps = formed.steps
             self.meter.rows = formed.totals.get(self.plan.worker, 0)
+            self.pace.first_loss = formed.first_loss
+        self.exchange.put(formed.generation)
         self._report(time.monotonic())
         if self._finished:  # whoever gave this worker up, and took it back, has forgotten that
             self.say("finished")
         self.publisher.resume()
 
-    def _catch_up(self, caught: Caught) -> None:
-        """Takes the joint state over: a newcomer starts from it, a worker that fell behind keeps its own steps."""
-        tree = caught.tree
-        self._needs_state = False
-        x = self.replica.vector
-        landed = int(tree["joint"]["landed"])
-        over = [self._snapshots.pop(r) for r in sorted(self._snapshots) if r < landed]
-        self.landed = self.adopted = landed
-        with torch.no_grad():
-            if self._gradients:
-                self.replica.load_shared(tree["replica"])
-            elif caught.old_model is None or self._newcomer():
-                x.copy_(tree["joint"]["state"][0])
-                self.state.open(x)
-                self.replica.buffers.load(tree["buffers"], tree["counts"])
-            else:
-                base = caught.old_model
-                for fragment, snapshot in over:  # what it contributed to them counts as arrived
-                    if snapshot is not None:
-                        fragment.of(base).copy_(snapshot.take())
-                self.state.adopt(Fragment(0, self.joint.size), x, base, tree["joint"]["state"][0])
-        self.publisher.number = max(self.publisher.number, int(tree["published"]))
-        self.publisher.best = tree.get("best", self.publisher.best)
-        self.say("caught", published=int(tree["published"]))
-        self.event(
-            "rejoined",
-            worker=self.plan.worker,
-            attempt=self.plan.attempt,
-            generation=self.generation,
-            landed=int(tree["joint"]["landed"]),
-            digest=self.replica.parameters.digest(),
-        )
+    def _note(self, noted: Noted) -> None:
+        """Another worker says how far it is; whoever is done itself still decides what to publish."""
+        self.totals[noted.worker] = max(self.totals.get(noted.worker, 0), int(noted.note.get("rows", 0)))
+        if self.lead and self._finished:
+            self.exchange.announce(self._account() | self.publisher.note(-1))
 
-    def _newcomer(self) -> bool:
-        """Whether this replica has no steps of its own to keep."""
-        return not (self.loaded or self._stepped)
+    def _catch_up(self, caught: Caught) -> None:
+        landed = int(caught.tree["joint"]["landed"])
+        over = [self._snapshots.pop(r) for r in sorted(self._snapshots) if r < landed]
+        self._needs_state = False
+        self.landed = self.adopted = landed
+        self._handover.take(caught, over, newcomer=not (self.loaded or self._stepped))
 
     def _hear(self, header: dict[str, Any]) -> None:
         kind = header["t"]
@@ -386,10 +378,12 @@ class Worker:
         self.say("bye")
 
     def _contribute_the_rest(self) -> None:
-        """Under a barrier, steps made since the last round would be lost: each fragment gets one more."""
-        if self._barrier and not self._gradients and not self.alone and self.meter.steps > self.since[0]:
+        """Steps made since the last round would be lost: each fragment gets one more, unless rounds never pause."""
+        paused = (self._async or self._barrier) and not self._gradients
+        if paused and not self.alone and self.meter.steps > self.pace.steps:
             for _ in range(self.joint.cuts.newest.count):
                 self._launch(self.replica.vector)
+            self.wait(lambda: not self._snapshots, "its last exchange", self.plan.deadlines.round_s)
 
     def _account_for(self) -> None:
         self._report(time.monotonic())

@@ -1,13 +1,13 @@
 """A worker's exchange thread. Stepping goes on beside it.
 
-The main thread hands in snapshots and takes out signals, both through queues; `thinwire.exchange.mesh` is what turns.
+The main thread hands in snapshots and takes out signals, both through queues; `thinwire.exchange.member` is what turns.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -16,36 +16,32 @@ from thinwire.engine.joint import JointState
 from thinwire.engine.ports import COORDINATOR, Header, Link
 from thinwire.engine.signals import Broken, Signal
 from thinwire.engine.snapshot import Snapshot
+from thinwire.exchange.member import Member
 from thinwire.exchange.mesh import Mesh
 from thinwire.exchange.rounds import Launch
 from thinwire.exchange.seat import Seat, Trees
 from thinwire.parameters import Fragment
 
-__all__ = ["MeshPeer", "Seat", "Trees"]
+__all__ = ["Peer", "Seat", "Trees"]
 
 
-class MeshPeer:
-    """The exchange port of one worker; every public method is for the main thread."""
+class Peer:
+    """The exchange port of one worker; every public method is for the main thread.
+
+    `kind` says how training's traffic moves; the other settings are those of `thinwire.exchange.member.Member`.
+    """
 
     def __init__(
-        self,
-        link: Link,
-        seat: Seat,
-        joint: JointState,
-        *,
-        codec_name: str,
-        trees: Trees,
-        fresh: bool = True,
-        silence_s: float = 30.0,
+        self, link: Link, seat: Seat, joint: JointState, *, trees: Trees, kind: type[Member] = Mesh, **settings: Any
     ) -> None:
         self._link, self._trees = link, trees
-        self.mesh = Mesh(link, seat, joint, codec_name=codec_name, trees=trees, fresh=fresh, silence_s=silence_s)
+        self.member = kind(link, seat, joint, trees=trees, **settings)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"exchange-{seat.worker}", daemon=True)
 
     def start(self, digest: str) -> None:
         """Joins the run; `digest` tells whether this replica starts equal to the others."""
-        self.mesh.digest = digest
+        self.member.digest = digest
         self._thread.start()
 
     @property
@@ -54,12 +50,12 @@ class MeshPeer:
 
     @property
     def bytes_sent(self) -> int:
-        return self.mesh.bytes_sent
+        return self.member.bytes_sent
 
     @property
     def quiet(self) -> bool:
         """Whether no signal waits; cheap enough for every step."""
-        return self.mesh.signals.empty()
+        return self.member.signals.empty()
 
     def signals(self, timeout_s: float = 0.0) -> Iterator[Signal]:
         """Signals that have come, after waiting at most so long for the first.
@@ -68,43 +64,60 @@ class MeshPeer:
         """
         try:
             if timeout_s > 0:
-                yield self.mesh.signals.get(timeout=timeout_s)
+                yield self.member.signals.get(timeout=timeout_s)
             while True:
-                yield self.mesh.signals.get_nowait()
+                yield self.member.signals.get_nowait()
         except queue.Empty:
             return
 
     def claim(self) -> tuple[int, Fragment]:
         """The number and fragment of the round this worker is to launch next."""
-        return self.mesh.claim()
+        return self.member.claim()
 
     @property
     def next_round(self) -> int:
-        return self.mesh.next_round
+        return self.member.next_round
 
     def launch(
         self, round: int, fragment: Fragment, snapshot: Snapshot | Tensor | None, weight: float, note: dict[str, Any]
     ) -> None:
         """Contributes to a claimed round: a snapshot to be taken, a tensor that no longer changes, or nothing."""
-        self.mesh.command(lambda: self.mesh.contribute(round, fragment, snapshot, weight, note))
+        self.member.command(lambda: self.member.contribute(round, fragment, snapshot, weight, note))
+
+    @property
+    def tuples(self) -> Sequence[Fragment]:
+        """The pieces in which a contribution goes to servers."""
+        return self.member.tuples
+
+    def feed(self, round: int, keys: list[int]) -> None:
+        """Tuples of a launched round whose values no longer change."""
+        self.member.command(lambda: self.member.feed(round, keys))
 
     def average(self, key: str, values: Tensor, weight: float, note: dict[str, Any]) -> None:
         """Asks for a one-off float32 mean over all workers, under a key that all of them use."""
         launch = Launch(key, Fragment(0, values.numel()), "float32", values, weight, note)
-        self.mesh.command(lambda: self.mesh.launch(launch))
+        self.member.command(lambda: self.member.launch(launch))
+
+    def put(self, generation: int) -> None:
+        """The joint state here is what a generation goes on with, where this worker is its reference."""
+        self.member.command(lambda: self.member.open(generation))
+
+    def view(self, key: str) -> None:
+        """Asks for the joint model as it is on its servers, under a key; it comes as a mean of one does."""
+        self.member.command(lambda: self.member.view(key))
+
+    def announce(self, note: dict[str, Any]) -> None:
+        """Tells the first worker how far this one is, or what it wants to publish, outside of a round."""
+        self.member.command(lambda: self.member.announce(note))
 
     def follow(self, following: bool) -> None:
         """Takes part in rounds without contributing, from now on or no longer."""
-
-        def act() -> None:
-            self.mesh.following = following
-
-        self.mesh.command(act)
+        self.member.command(lambda: self.member.follow(following))
 
     def donate(self, peer: int, tree: dict[str, Any]) -> None:
         """Sends the joint state to a peer that asked."""
         data = self.encode(tree)
-        self.mesh.command(lambda: self.mesh.hand_over(peer, data))
+        self.member.command(lambda: self.member.hand_over(peer, data))
 
     def encode(self, tree: object) -> bytes:
         """A tree as bytes, in the form of checkpoints."""
@@ -112,23 +125,23 @@ class MeshPeer:
 
     def report(self, header: Header, payload: memoryview | None = None) -> None:
         """Tells the coordinator something."""
-        self.mesh.command(lambda: self._link.send(COORDINATOR, header, payload))
+        self.member.command(lambda: self._link.send(COORDINATOR, header, payload))
 
     def progress(self, values: dict[str, Any]) -> None:
         """What the next heartbeat says."""
-        self.mesh.progress = values
+        self.member.progress = values
 
     def flush(self) -> None:
         """Sends a heartbeat with the newest progress now, ahead of what is reported next."""
-        self.mesh.command(self.mesh.beat)
+        self.member.command(self.member.beat)
 
     def residuals(self) -> list[Tensor] | None:
         """What compression has left unsent, for a checkpoint; only while no round is open."""
-        return self.mesh.residuals.tree()
+        return self.member.residuals.tree()
 
     def restore_residuals(self, values: list[Tensor] | None) -> None:
         """Puts back what a checkpoint holds; before `start`."""
-        self.mesh.residuals.load(values)
+        self.member.residuals.load(values)
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Sends what is queued and ends the thread."""
@@ -139,11 +152,12 @@ class MeshPeer:
 
     def _run(self) -> None:
         try:
-            self.mesh.join()
+            self.member.join()
             while not self._stopping.is_set():
-                self.mesh.turn()
-            self.mesh.finish()
+                self.member.turn()
+            self.member.finish()
         except Exception as error:  # the main thread raises it
-            self.mesh.signals.put(Broken(error))
+            self.member.signals.put(Broken(error))
         finally:
+            self.member.close()
             self._link.close()

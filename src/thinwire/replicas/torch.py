@@ -114,27 +114,46 @@ class TorchReplica:
         with self._autocast():
             output = self.module(*batch.inputs)
             loss = self._objective.mean(output, batch.label, batch.weight)
+        if self.device.type != "cpu":
+            loss.backward()  # type: ignore[no-untyped-call]
+            return self._later(loss.detach())
+        value = loss.item()
+        if not math.isfinite(value):  # before gradients are made, which may be on their way at once
+            raise self._diverged(self.steps + 1, value)
         loss.backward()  # type: ignore[no-untyped-call]
-        if self.device.type == "cpu":
-            value = loss.item()
-            if not math.isfinite(value):
-                raise self._diverged(self.steps + 1, value)
-            return value
-        return self._later(loss.detach())
+        return value
 
     def update(self) -> None:
         """Takes the optimizer step on the gradients as they are now."""
+        self.clip()
+        self.optimizer.step()
+        self.advance()
+
+    def clip(self) -> None:
+        """Makes the gradients as short as they are to be at most."""
         if self.spec.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters.tensors, self.spec.clip_norm)
-        self.optimizer.step()
+
+    def advance(self) -> None:
+        """Counts a step, whoever took it, and moves a per-step scheduler on."""
         self.steps += 1
         if self.scheduler is not None and self.spec.scheduler_every == "step" and not self._plateau:
-            self.scheduler.step()
+            self._move_on()
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of now."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def _move_on(self) -> None:
+        assert self.scheduler is not None
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # a server's optimizer may have stepped instead
+        self.scheduler.step()
 
     def end_epoch(self) -> None:
         """Moves a per-epoch scheduler on; one that watches a metric waits for `end_evaluation`."""
         if self.scheduler is not None and self.spec.scheduler_every == "epoch" and not self._plateau:
-            self.scheduler.step()
+            self._move_on()
 
     def end_evaluation(self, metrics: dict[str, float]) -> None:
         if self.scheduler is not None and self._plateau and "val_loss" in metrics:

@@ -43,3 +43,29 @@ def symmetric_pull(workers: int, strength: float = 0.9) -> float:
     EASGD (Zhang et al. 2015), β = Kα = 0.9.
     """
     return strength / workers
+
+
+def difference(joint: Tensor, x: Tensor, pull: float) -> Tensor:
+    """What moves: taken from the replica, given to the joint model.
+
+    d = α(xⁱ − x̃)        xⁱ ← xⁱ − d        x̃ ← x̃ + d
+
+    >>> difference(torch.tensor([0.0]), torch.tensor([4.0]), 0.25)
+    tensor([1.])
+
+    EASGD (Zhang et al. 2015), Algorithm 1: both eq. 2 and eq. 3 of MPCA SGD, from one subtraction.
+    """
+    return torch.mul(x - joint, pull)
+
+
+def look_ahead(x: Tensor, before: Tensor, momentum: float) -> Tensor:
+    """The point at which the gradient is taken: the replica, moved on as it moved in its last step.
+
+    x + δv        v = x − (x before the last step)
+
+    >>> look_ahead(torch.tensor([3.0]), torch.tensor([1.0]), 0.5)
+    tensor([4.])
+
+    EAMSGD (Zhang et al. 2015), Algorithm 2: v ← δv − η∇f(x + δv), x ← x + v, where a plain step does the rest.
+    """
+    return torch.add(x, x - before, alpha=momentum)

@@ -49,3 +49,16 @@ def balanced_period(exchange_s: float, step_s: float, *, ratio: float = 5.0) -> 
     SparkNet §3 as used in MPCA SGD, Table 1.
     """
     return max(1, round(ratio * exchange_s / step_s))
+
+
+def spent(loss: float, budget: float) -> bool:
+    """Whether the loss summed up since the last exchange has passed the budget, so that the next is due.
+
+    L > L_cut
+
+    >>> spent(4.5, 4.0), spent(3.5, 4.0)
+    (True, False)
+
+    DeepSpark (Kim et al. 2016), Algorithm 1: as the loss of a step falls, more steps fit into the budget.
+    """
+    return loss > budget

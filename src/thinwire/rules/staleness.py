@@ -30,3 +30,16 @@ def mix(x: Tensor, joint: Tensor, keep: float) -> Tensor:
     Streaming DiLoCo (Douillard et al. 2025), α = 0.5.
     """
     return torch.lerp(joint, x, keep)
+
+
+def compensate(gradient: Tensor, now: Tensor, then: Tensor, strength: float) -> Tensor:
+    """A gradient taken at parameters that have changed since, corrected to first order.
+
+    g + λ g ⊙ g ⊙ (x̃ − x̃ₜ)        x̃ₜ = what the worker had when it took the gradient
+
+    >>> compensate(torch.tensor([2.0]), torch.tensor([1.5]), torch.tensor([1.0]), 0.5)
+    tensor([3.])
+
+    DC-ASGD (Zheng et al. 2017), with g ⊙ g in the Hessian's place.
+    """
+    return torch.addcmul(gradient, gradient * gradient, now - then, value=strength)

@@ -15,7 +15,8 @@ The engine owns the loop. For one worker, with every place marked where the stra
             x[fragment], worker[fragment] = strategy.adopt(worker[fragment], x[fragment], s, reply)   # main
 
 `timing` says what stepping does meanwhile: "barrier" stops until the reply is adopted, "overlap" goes on,
-"async" is for strategies whose workers each exchange alone.
+"async" goes on too, and each worker exchanges alone: its contribution goes to the servers that hold the joint
+model, "mean" is that contribution, and only this worker hears the reply.
 
 State is a NamedTuple of full-length tensors and plain numbers, element for element beside the flat vector, and all
 arithmetic is element by element: the engine slices both, by fragment and into pieces that fit the cache, moves state to
@@ -26,6 +27,7 @@ Every method but `before_step` leaves its arguments as they were.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -63,6 +65,8 @@ class Progress:
     """Training loss summed since then."""
     lead: bool
     """Whether this is the first worker of the generation."""
+    first_loss: float | None = None
+    """Training loss summed before it launched its first round; None until then."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,9 @@ class Setting:
     codec: str | None = None
     """None leaves it to the exchange's own codec."""
     momentum: float | None = None
+    pull: float | None = None
+    rate: float | None = None
+    """Learning rate of the moment, where a server's optimizer steps."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +116,15 @@ class Strategy(ABC):
     """Whether adopting a reply takes the contribution out of the replica, so that one left out must be sent again."""
     ends_in_mean: ClassVar[bool] = False
     """Whether the run ends with one float32 mean of the replicas; otherwise the joint model is the result."""
+
+    @property
+    def replicated(self) -> bool:
+        """Whether replicas never differ, the optimizer's state with them: each one is the joint model."""
+        return self.subject == "gradients" and self.timing != "async"
+
+    def with_optimizer(self, factory: Callable[[Any], Any]) -> Strategy:
+        """The strategy itself, with what makes the run's optimizer, where it has use for one."""
+        return self
 
     @property
     def in_flight(self) -> int:
@@ -138,7 +154,7 @@ class Strategy(ABC):
         return Joint(x.clone()), Nothing()
 
     def before_step(self, worker: Any, x: Tensor, cycle: int) -> None:
-        """Shifts the replica before its gradient is computed; the one method that writes its argument."""
+        """Shifts the replica before its gradient is computed; the one method that writes its arguments."""
         return
 
     def gradient_term(self, worker: Any, x: Tensor, cycle: int) -> Tensor | None:

@@ -19,6 +19,15 @@ def within(owner: object, least: float, most: float, **knobs: float | None) -> N
             raise ConfigError(f"{_path(owner, name)} = {value!r} is not possible; use a number from {least} to {most}")
 
 
+def count_or(owner: object, word: str, **knobs: object) -> None:
+    """Refuses a knob that is neither a count nor this word."""
+    for name, value in knobs.items():
+        if value != word and not (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+            raise ConfigError(
+                f"{_path(owner, name)} = {value!r} is not possible; use {word!r}, or a count of 1 or more"
+            )
+
+
 def one_of(owner: object, allowed: tuple[object, ...], **knobs: object) -> None:
     """Refuses a knob that is none of the allowed values."""
     for name, value in knobs.items():

@@ -7,15 +7,21 @@ from collections.abc import Mapping
 
 from thinwire.errors import ConfigError, nearest
 from thinwire.strategies.base import Strategy
+from thinwire.strategies.deepspark import DeepSpark
 from thinwire.strategies.diloco import DiLoCo
+from thinwire.strategies.easgd import EASGD
 from thinwire.strategies.mpca import MPCA
+from thinwire.strategies.parameter_table import ParameterTable
 from thinwire.strategies.relay import Relay
 from thinwire.strategies.sparknet import SparkNet
 from thinwire.strategies.synchronous import Synchronous
 
 STRATEGIES: dict[str, type[Strategy]] = {
+    "deepspark": DeepSpark,
     "diloco": DiLoCo,
+    "easgd": EASGD,
     "mpca": MPCA,
+    "parameter_table": ParameterTable,
     "relay": Relay,
     "sparknet": SparkNet,
     "synchronous": Synchronous,

@@ -1,7 +1,8 @@
 """The loop of `thinwire.strategies.base` over K replicas in plain Python: no threads, no wire, no clock.
 
 For trying a strategy out, and for tests that must give the same numbers each time. The mesh is a weighted mean, packed
-as the strategy's setting says, and a round of an overlapping strategy lands one step after it was launched.
+as the strategy's setting says, and a round of an overlapping strategy lands one step after it was launched. Workers of
+an asynchronous strategy meet the joint model one after the other.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 from thinwire.engine.joint import JointState, slice_state, write_state
 from thinwire.parameters import Fragment
 from thinwire.rules.compression import codec
-from thinwire.strategies import Progress, Share, Strategy
+from thinwire.strategies import Progress, Served, Share, Strategy
 
 STEP_S = 0.1
 """How long a step takes, for strategies that look at the clock."""
@@ -57,6 +58,8 @@ class Loop:
         self.state: list[Any] = [strategy.open(start)[1] for _ in range(self.workers)]
         self.steps = 0
         self._since = 0
+        self._loss = 0.0
+        self._first_loss: float | None = None
         self._residuals = [torch.zeros(self.size) for _ in range(self.workers + 1)]
         self._flying: list[tuple[int, Fragment, list[Tensor], list[float]]] = []
 
@@ -68,12 +71,17 @@ class Loop:
     def step(self) -> None:
         """Every worker takes one step; rounds land and launch as the strategy wants."""
         self.steps += 1
+        if self.strategy.timing == "async":
+            self._loss += self.task.loss(self.x[0])
         gradients = []
         for worker, x in enumerate(self.x):
             self.strategy.before_step(self.state[worker], x, self.joint.cycle())
             gradient = self.task.gradient(worker, x)
             term = self.strategy.gradient_term(self.state[worker], x, self.joint.cycle())
             gradients.append(gradient if term is None else gradient + term)
+        if isinstance(self.strategy, Served) and self.strategy.subject == "gradients":
+            self._serve(self.strategy, gradients)
+            return
         if self.strategy.subject == "gradients":
             gradients = self._mean_gradient(gradients)
         for x, gradient in zip(self.x, gradients, strict=True):
@@ -90,28 +98,57 @@ class Loop:
         reply = self.joint.land(round, whole, self._mean(round, whole, sent, weights))
         return [reply] * self.workers
 
+    def _serve(self, strategy: Served, gradients: list[Tensor]) -> None:
+        """The optimizer is at the server; under strict consistency it takes one step for all workers."""
+        round, whole, setting = self.joint.landed, Fragment(0, self.size), self.joint.cuts.newest.setting
+        weights = [float(len(labels)) for labels in self.task.labels]
+        if strategy.strict:
+            mean = self._mean(round, whole, gradients, weights)
+            replies = [self.joint.merge(whole, mean, round, setting)] * self.workers
+        else:
+            replies = [self.joint.merge(whole, g, round * self.workers + w, setting) for w, g in enumerate(gradients)]
+        for x, reply in zip(self.x, replies, strict=True):
+            x.copy_(reply)
+        self.joint.landed = round + 1
+
     def _launch(self) -> None:
         round, since = self.joint.landed + len(self._flying), self.steps - self._since
-        progress = Progress(round, self.steps, since, since * STEP_S, 0.0, lead=True)
+        progress = Progress(round, self.steps, since, since * STEP_S, self._loss, True, self._first_loss)
         if not self.strategy.due(progress) or len(self._flying) >= self.strategy.in_flight:
             return
         fragment = self.joint.fragment(round)
         snapshots = [fragment.of(x).clone() for x in self.x]
         shares = [Share(round, since, len(self.task.labels[w]), w == 0) for w in range(self.workers)]
-        self._since = self.steps
+        self._first_loss = self._loss if self._first_loss is None else self._first_loss
+        self._since, self._loss = self.steps, 0.0
         self._flying.append((round, fragment, snapshots, [self.strategy.weight(s) for s in shares]))
         if self.strategy.timing == "barrier":
             self._land()
 
     def _land(self) -> None:
         round, fragment, snapshots, weights = self._flying.pop(0)
+        if self.strategy.timing == "async":
+            self._meet(round, fragment, snapshots)
+            return
         sent = [self.joint.contribution(fragment, s) for s in snapshots]
         reply = self.joint.land(round, fragment, self._mean(round, fragment, sent, weights))
-        for worker, x in enumerate(self.x):
-            piece = slice_state(self.state[worker], fragment, self.size)
-            value, adopted = self.strategy.adopt(piece, fragment.of(x), snapshots[worker], reply)
-            fragment.of(x).copy_(value)
-            self.state[worker] = write_state(self.state[worker], fragment, self.size, adopted)
+        for worker in range(self.workers):
+            self._adopt(worker, fragment, snapshots[worker], reply)
+
+    def _meet(self, round: int, fragment: Fragment, snapshots: list[Tensor]) -> None:
+        """Each worker alone, as with a table."""
+        cut = self.joint.cuts.at(round)
+        for worker, snapshot in enumerate(snapshots):
+            sent = self.strategy.contribute(self.joint.state, snapshot)
+            reply = self.joint.merge(fragment, sent, cut.cycle(round), cut.setting)
+            self._adopt(worker, fragment, snapshot, reply)
+        self.joint.landed = round + 1
+
+    def _adopt(self, worker: int, fragment: Fragment, snapshot: Tensor, reply: Tensor) -> None:
+        x, piece = self.x[worker], slice_state(self.state[worker], fragment, self.size)
+        value, adopted = self.strategy.adopt(piece, fragment.of(x), snapshot, reply)
+        fragment.of(x).copy_(value)
+        self.state[worker] = write_state(self.state[worker], fragment, self.size, adopted)
 
     def _mean(self, round: int, fragment: Fragment, sent: list[Tensor], weights: list[float]) -> Tensor:
         """The weighted mean as the mesh would give it: packed on the way there and on the way back."""

@@ -1,0 +1,55 @@
+"""What a worker has done since it last launched a round, by which its strategy says when the next is due."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from thinwire.engine.odometer import Odometer
+from thinwire.strategies import Progress
+
+
+class Pace:
+    """One worker's steps, seconds and losses since its last launch."""
+
+    def __init__(self, meter: Odometer) -> None:
+        self._meter = meter
+        self.steps = 0
+        """Steps it had made then."""
+        self._at = time.monotonic()
+        self._loss = 0.0
+        self.first_loss: float | None = None
+        """Loss summed before its first launch; None until then."""
+
+    def step(self, loss: float) -> None:
+        """Books a step's loss."""
+        self._loss += loss
+
+    def start(self, steps: int) -> None:
+        """Counts from here."""
+        self.steps, self._at, self._loss = steps, time.monotonic(), 0.0
+
+    def launched(self) -> None:
+        """A round was launched."""
+        if self.first_loss is None:
+            self.first_loss = self._loss
+        self.start(self._meter.steps)
+
+    def progress(self, round: int, lead: bool) -> Progress:
+        """What the strategy is asked with."""
+        return Progress(
+            round=round,
+            steps=self._meter.steps,
+            steps_since=self._meter.steps - self.steps,
+            seconds_since=time.monotonic() - self._at,
+            loss_since=self._loss,
+            lead=lead,
+            first_loss=self.first_loss,
+        )
+
+    def tree(self) -> dict[str, Any]:
+        return {"steps": self.steps, "loss": self._loss, "first_loss": self.first_loss}
+
+    def load(self, tree: dict[str, Any]) -> None:
+        self.start(int(tree["steps"]))
+        self._loss, self.first_loss = float(tree["loss"]), tree["first_loss"]

@@ -1,0 +1,92 @@
+"""A gradient on its way to table servers, tuple by tuple, as backward produces it (SINGA §5.3).
+
+The last layers' gradients are there first. They travel, and their new parameters come back, while those of the first
+layers are still being computed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from thinwire.engine.snapshot import Snapshot
+from thinwire.parameters import Fragment
+from thinwire.strategies import Share
+
+if TYPE_CHECKING:
+    from thinwire.engine.worker import Worker
+
+
+class Stream:
+    """Watches a replica's gradients; between `begin` and `end` each tuple that is whole is told of."""
+
+    def __init__(self, replica: Any, tuples: Sequence[Fragment]) -> None:
+        self._replica, self._tuples = replica, tuples
+        self.values = torch.zeros(replica.parameters.size)
+        self._feed: Callable[[list[int]], None] | None = None
+        self._missing: list[int] = []
+        self._touched: list[list[int]] = []
+        parameters = replica.parameters
+        for offset, tensor in zip(parameters.offsets, parameters.tensors, strict=True):
+            stop = offset + tensor.numel()
+            self._touched.append([k for k, t in enumerate(tuples) if t.start < stop and offset < t.stop])
+        self._parts = [sum(key in keys for keys in self._touched) for key in range(len(tuples))]
+        for index, tensor in enumerate(parameters.tensors):
+            tensor.register_post_accumulate_grad_hook(functools.partial(self._made, index))
+
+    def begin(self, feed: Callable[[list[int]], None]) -> None:
+        """From here on `feed` hears of tuples whose values no longer change."""
+        self.values = torch.zeros(self._replica.parameters.size)
+        self._feed, self._missing = feed, list(self._parts)
+
+    def end(self) -> None:
+        """Backward is over: what it did not touch is zero; with a limit to its norm, all of it is sent only now."""
+        if self._replica.spec.clip_norm is not None:
+            self._replica.clip()
+            self._replica.parameters.gather_gradients(self.values)
+        rest = [key for key, missing in enumerate(self._missing) if missing or not self._parts[key]]
+        if self._feed is not None and rest:
+            self._feed(rest)
+        self._feed = None
+
+    def _made(self, index: int, parameter: Tensor) -> None:
+        if self._feed is None or parameter.grad is None or self._replica.spec.clip_norm is not None:
+            return
+        offset = self._replica.parameters.offsets[index]
+        self.values[offset : offset + parameter.numel()].view(parameter.shape).copy_(parameter.grad)
+        whole = []
+        for key in self._touched[index]:
+            self._missing[key] -= 1
+            if not self._missing[key]:
+                whole.append(key)
+        if whole:
+            self._feed(whole)
+
+
+class Served:
+    """Steps that a server's optimizer takes: this worker sends its gradients, and adopts the parameters it is sent."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._stream = Stream(worker.replica, worker.exchange.tuples)
+
+    def begin(self, rows: int) -> None:
+        """A gradient over so many rows is about to be made; it goes out as it is."""
+        worker = self._worker
+        round, fragment = worker.exchange.claim()
+        self._stream.begin(lambda keys: worker.exchange.feed(round, keys))
+        values = Snapshot(self._stream.values, self._stream.values)
+        weight = worker.strategy.weight(Share(round, 1, rows, worker.lead))
+        worker.send_off(round, fragment, values, weight, rate=worker.replica.rate)
+
+    def end(self) -> None:
+        """It is made: waits while too many are on their way."""
+        worker = self._worker
+        self._stream.end()
+        worker.replica.advance()
+        worker.pace.launched()
+        worker.await_round(worker.exchange.next_round - worker.strategy.in_flight)

@@ -1,0 +1,391 @@
+"""One worker's part in a run: generations, heartbeats, one-off means, as a machine that an exchange thread turns.
+
+How a generation begins, and why nothing is lost on the way::
+
+    1. coordinator: prepare(g)     every worker stops merging, and answers with its generation and rounds landed
+    2. coordinator: commit(g)      members, the reference (of the newest generation, who landed most), its count L
+    3. worker with both            goes on with what it had under way, among the new members
+       worker behind, or new       asks the reference for the joint state
+    4. the state arrives           it is loaded: this worker holds what all hold
+
+How training's own traffic moves is left to a subclass: `Mesh` in rounds of all workers, `Table` by each alone.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from thinwire.engine.joint import JointState
+from thinwire.engine.ports import COORDINATOR, Header, Link, Message
+from thinwire.engine.signals import Asked, Averaged, Caught, CutOffError, Formed, Signal, Told
+from thinwire.engine.snapshot import Snapshot
+from thinwire.errors import ProtocolError
+from thinwire.exchange.keys import number
+from thinwire.exchange.parcel import Parcel, pieces
+from thinwire.exchange.residuals import Residuals
+from thinwire.exchange.rounds import Completed, Launch, Rounds
+from thinwire.exchange.seat import Seat, Trees
+from thinwire.parameters import Fragment
+from thinwire.rules.compression import codec, warm_up
+
+BEAT_S = 0.5
+REJOIN_S = 3.0
+TICK_S = 0.05
+"""How often a round is looked at that may have to end without all; otherwise this thread only wakes for messages."""
+
+
+class Member(ABC):
+    """The machine. `command`, `claim` and `next_round` are safe on any thread; the rest belongs to one."""
+
+    def __init__(
+        self,
+        link: Link,
+        seat: Seat,
+        joint: JointState,
+        *,
+        codec_name: str,
+        trees: Trees,
+        fresh: bool = True,
+        silence_s: float = 30.0,
+    ) -> None:
+        self._link, self._seat, self._joint, self._trees = link, seat, joint, trees
+        self._codec_name, self._silence_s = codec_name, silence_s
+        strategy = joint.strategy
+        self._resend = strategy.settles and strategy.quorum < 1.0
+        self.residuals = Residuals(joint.size, resend=self._resend)
+        self._rounds = Rounds(
+            seat.worker,
+            self._send,
+            self.residuals.lane,
+            quorum=strategy.quorum,
+            grace_s=strategy.grace_s,
+            longest=joint.size + (1 << 24),  # one-off means, of buffers say, may be longer than the model
+        )
+        self.signals: queue.SimpleQueue[Signal] = queue.SimpleQueue()
+        """What the main thread is to hear, in order."""
+        self._commands: deque[Callable[[], None]] = deque()
+        self._averaged: set[str] = set()
+        self._caught_published = 0
+        self._parcel = Parcel()
+        self._wants: list[tuple[int, int]] = []
+        self._agreed = (-1, 0)
+        """This generation's reference, and the rounds that it had landed."""
+        self._held: deque[Launch] = deque()
+        self._fresh, self._needs_state, self._since = fresh, False, 0  # since: the newest generation it shared in
+        self._frozen = True
+        self.following = False
+        """Whether this worker's own rows are done: it serves the others, and contributes nothing more."""
+        self.digest = ""
+        self.progress: dict[str, Any] = {}
+        """What the next heartbeat says."""
+        self._last_beat = self._heard = self._joined_at = time.monotonic()
+        self.bytes_sent = 0
+
+    # -- training's own traffic -------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def next_round(self) -> int:
+        """The number of the round that would be claimed next."""
+
+    @abstractmethod
+    def claim(self) -> tuple[int, Fragment]:
+        """The number and fragment of the round this worker is to launch next."""
+
+    @abstractmethod
+    def contribute(
+        self, round: int, fragment: Fragment, snapshot: Snapshot | Tensor | None, weight: float, note: dict[str, Any]
+    ) -> None:
+        """Launches a claimed round."""
+
+    tuples: Sequence[Fragment] = ()
+
+    def feed(self, round: int, keys: list[int]) -> None:
+        """Sends tuples of a round whose values come one after the other."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def _holds(self, header: Header) -> bool:
+        """Whether this worker has what the reference of a commit has."""
+
+    def _pause(self) -> None:
+        """Lands what can be landed: a generation is about to form."""
+        return
+
+    def _told(self) -> Header:
+        """What else to answer to a prepare."""
+        return {}
+
+    @abstractmethod
+    def _go_on(self, header: Header, given_up: list[Launch]) -> None:
+        """Takes up what was under way, in a generation that has just begun."""
+
+    def _restarts(self, header: Header) -> bool:
+        """Whether the joint model is lost, and this worker's replica takes its place."""
+        return False
+
+    def open(self, generation: int) -> None:
+        """The main thread has heard of the generation; the joint state here is what it goes on with."""
+        return
+
+    def view(self, key: str) -> None:
+        """Tells the main thread the joint model, where it is not on every worker."""
+        raise NotImplementedError
+
+    def announce(self, note: dict[str, Any]) -> None:
+        """Tells the first worker something outside of a round."""
+        return
+
+    def _load(self, tree: dict[str, Any]) -> None:
+        """Takes the joint state over."""
+        self._joint.load(tree["joint"])
+
+    def _loaded(self) -> None:
+        """The joint state has come."""
+        return
+
+    def _asked(self, peer: int) -> None:
+        """A peer needs the joint state, from the main thread."""
+        self.signals.put(Asked(peer))
+
+    def _receive(self, message: Message) -> None:
+        """Takes in a peer's message of another kind than this class knows."""
+        return
+
+    def _wait_s(self) -> float:
+        """How long a turn may sleep; until the next heartbeat at most."""
+        return TICK_S if self._rounds.waiting else BEAT_S
+
+    def _waiting_for(self) -> dict[str, list[int]]:
+        """What is under way, and whom each waits for."""
+        return self._rounds.waiting_for()
+
+    def _work(self) -> None:
+        """What each turn brings, while no generation is forming."""
+        self._follow()
+        self._rounds.tick()
+        self._take_up_completed()
+
+    def follow(self, following: bool) -> None:
+        """This worker's own rows are done, or no longer."""
+        self.following = following
+
+    # -- for any thread ---------------------------------------------------------------------------------------------
+
+    def command(self, act: Callable[[], None]) -> None:
+        """Has something done on the exchange thread, soon."""
+        self._commands.append(act)
+        self._link.wake()
+
+    # -- for the exchange thread ------------------------------------------------------------------------------------
+
+    def join(self) -> None:
+        """Asks for a seat, once the codec's loops are loaded: later they would take the processor from training."""
+        warm_up(codec(self._joint.cuts.newest.setting.codec or self._codec_name))
+        seat = self._seat
+        self._link.send(COORDINATOR, {"t": "join", "a": seat.attempt, "address": self._link.address, **seat.hello})
+
+    def _rejoin(self) -> None:
+        """Its place was given up while it could not be heard, and nobody else has taken it."""
+        if time.monotonic() - self._joined_at > REJOIN_S:
+            self._joined_at, self._frozen = time.monotonic(), True
+            self.join()
+
+    def hand_over(self, peer: int, data: bytes) -> None:
+        """Sends the joint state to a peer, in pieces."""
+        for index, count, piece in pieces(data):
+            self._send(peer, self._stamped("state") | {"i": index, "n": count}, piece)
+
+    def finish(self) -> None:
+        """Does what was still asked for, and says a last word."""
+        while self._commands:
+            self._commands.popleft()()
+        self.beat()
+
+    def close(self) -> None:
+        """Lets go of what it holds beside the link."""
+        return
+
+    def turn(self) -> None:
+        """One round of messages, commands, rounds and beats."""
+        until_beat = max(TICK_S, self._last_beat + BEAT_S - time.monotonic())
+        for message in self._link.receive(min(self._wait_s(), until_beat)):
+            if message.sender == COORDINATOR:
+                self._heard = time.monotonic()
+                self._from_coordinator(message.header)
+            else:
+                try:
+                    self._from_peer(message)
+                except (KeyError, TypeError, ValueError, OverflowError):
+                    self._rounds.refused += 1
+        while self._commands:
+            self._commands.popleft()()
+        if not self._frozen:
+            self._work()
+        now = time.monotonic()
+        if now - self._last_beat >= BEAT_S:
+            self.beat()
+        if now - self._heard > self._silence_s:
+            raise CutOffError(
+                f"worker {self._seat.worker} has heard nothing from the coordinator for {self._silence_s:.0f} s; "
+                "it has probably ended, so this worker ends too"
+            )
+
+    def beat(self) -> None:
+        self._last_beat = time.monotonic()
+        header: Header = {"t": "beat", "a": self._seat.attempt, "landed": self._joint.landed}
+        header |= {"waiting": self._waiting_for(), "bytes": self.bytes_sent, "progress": self.progress}
+        header["refused"] = self._rounds.refused + getattr(self._link, "refused", 0)
+        self._link.send(COORDINATOR, header)
+
+    def _send(self, peer: int, header: Header, payload: memoryview | None) -> None:
+        self.bytes_sent += 0 if payload is None else payload.nbytes
+        self._link.send(peer, header, payload)
+
+    def _stamped(self, kind: str) -> Header:
+        return {"t": kind, "g": self._rounds.generation, "a": self._seat.attempt}
+
+    # -- generations ------------------------------------------------------------------------------------------------
+
+    def _from_coordinator(self, header: Header) -> None:
+        kind = header["t"]
+        if kind == "prepare":
+            if not self._frozen:  # what is complete counts as landed: nobody will launch it again
+                self._pause()
+            self._frozen = True
+            answer = {
+                "t": "prepared",
+                "a": self._seat.attempt,
+                "g": header["g"],
+                "landed": self._joint.landed,
+                "fresh": self._fresh or self._needs_state,
+                "since": self._since,
+                "digest": self.digest,
+            }
+            self._link.send(COORDINATOR, answer | self._told())
+        elif kind == "commit":
+            self._commit(header)
+        elif kind != "pong":
+            self._rejoin() if kind == "rejoin" else self.signals.put(Told(header))
+
+    def _commit(self, header: Header) -> None:
+        me = self._seat.worker
+        attempts = {int(k): int(v["attempt"]) for k, v in header["members"].items()}
+        self._link.connect({int(k): v["address"] for k, v in header["members"].items() if int(k) != me})
+        reference, landed = self._agreed = int(header["reference"]), int(header["landed"])
+        earlier = self._rounds.members  # none yet in a run that goes on from a checkpoint
+        given_up = self._rounds.configure(int(header["g"]), attempts, self._over(landed))
+        self.residuals.share(earlier)  # after the sums of rounds given up are undone
+        same = self._since == int(header["since"]) and self._holds(header)
+        self._needs_state = me != reference and not same
+        self._fresh = False
+        self._since = self._since if self._needs_state else int(header["g"])
+        self._frozen = False
+        self._parcel = Parcel()
+        if self._needs_state:
+            self._send(reference, self._stamped("want"), None)
+        restart = self._restarts(header)
+        mine = header["members"][str(me)]
+        self.signals.put(
+            Formed(
+                generation=int(header["g"]),
+                members=self._rounds.members,
+                lead=me == self._rounds.members[0],
+                needs_state=self._needs_state,
+                restart=restart,
+                position=tuple(mine["position"]) if mine.get("position") else None,
+                steps=int(mine.get("steps", 0)),
+                first_loss=mine.get("first_loss"),
+                totals={int(k): int(v) for k, v in header["totals"].items()},
+                total_rows=int(header["rows"]),
+            )
+        )
+        self._go_on(header, given_up)
+        self._answer_wants()
+
+    def _over(self, landed: int) -> Callable[[str], bool]:
+        """Tells which rounds the reference has landed."""
+        return lambda key: False
+
+    # -- peers ------------------------------------------------------------------------------------------------------
+
+    def _from_peer(self, message: Message) -> None:
+        kind = message.header["t"]
+        if kind in ("part", "sum", "open"):
+            if not (self._frozen and message.header.get("g") == self._rounds.generation):
+                self._rounds.receive(message.sender, message.header, message.payload)
+        elif kind == "want":
+            self._wants.append((int(message.header["g"]), message.sender))
+            self._answer_wants()
+        elif kind == "state":
+            if not self._frozen and message.header.get("g") == self._rounds.generation:
+                self._take_state(message)
+        else:
+            self._receive(message)
+
+    def _answer_wants(self) -> None:
+        """Passes requests on to the main thread; one from a generation not heard of yet waits for its commit."""
+        now = [peer for g, peer in self._wants if g == self._rounds.generation and not self._frozen]
+        self._wants = [(g, peer) for g, peer in self._wants if g >= self._rounds.generation and peer not in now]
+        for peer in now:
+            self._asked(peer)
+
+    def _take_state(self, message: Message) -> None:
+        if not self._needs_state or message.payload is None or message.sender != self._agreed[0]:
+            return  # from another than the reference: pieces of two states must not be mixed
+        data = self._parcel.add(int(message.header["i"]), int(message.header["n"]), message.payload)
+        if data is None:
+            return
+        tree = self._trees.decode(data)
+        if not isinstance(tree, dict):
+            raise ProtocolError(f"worker {message.sender} sent a joint state that is not one")
+        if int(tree["joint"]["landed"]) < self._agreed[1]:
+            return  # copied before this generation: rounds between are nobody's to launch again, a newer one comes
+        old = None if self._joint.model is None else self._joint.model.clone()
+        self._load(tree)
+        self._needs_state, self._since = False, self._rounds.generation
+        self._caught_published = int(tree.get("published", 0))
+        self._loaded()
+        self.signals.put(Caught(tree, old))
+
+    # -- means ------------------------------------------------------------------------------------------------------
+
+    def launch(self, launch: Launch) -> None:
+        """Starts a round, or keeps it until the generation under way has formed."""
+        if self._frozen:
+            self._held.append(launch)
+        else:
+            self._start_round(launch)
+
+    def _start_round(self, launch: Launch) -> None:
+        self._rounds.launch(launch)
+
+    def _follow(self) -> None:
+        """Takes part, with nothing, in means that others want and this worker's main thread does not."""
+        for key, fragment, name in self._rounds.wanted():
+            if self._passes_over(key):
+                self._rounds.launch(Launch(key, fragment, name, None, 0.0, self._note()))
+
+    def _passes_over(self, key: str) -> bool:
+        publication = number(key, "buffers")  # the main thread has no part in those before it caught up
+        over = publication is not None and publication <= self._caught_published
+        return self._needs_state or key in self._averaged or over
+
+    def _note(self) -> dict[str, Any]:
+        return dict(self.progress.get("note", {}))
+
+    def _take_up_completed(self) -> None:
+        for done in self._rounds.completed():
+            self._take_up(done)
+
+    def _take_up(self, done: Completed) -> None:
+        self._averaged.add(done.key)
+        self._rounds.settle(done.key)
+        self.signals.put(Averaged(done.key, done.mean, done.notes))

@@ -1,0 +1,327 @@
+"""The servers' half of a table: the tuples that a worker hosts, and how they come to it when a generation begins.
+
+All members work out from the same answers where each server's tuples come from (`plan`): they are still there; or a
+host is gone, and all servers go back to the last checkpoint that is complete, of which every host's neighbour keeps a
+copy; or there is none, and the reference puts in what it has.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.engine.joint import JointState
+from thinwire.engine.ports import Header, Link, Message
+from thinwire.exchange.member import Member
+from thinwire.exchange.seat import Seat
+from thinwire.exchange.table.log import Log
+from thinwire.exchange.table.plan import Answer, Layout, Mark, Plan, plan
+from thinwire.exchange.table.server import Book, Reply, Server, Update
+from thinwire.rules.table import keeper
+from thinwire.strategies import Served
+
+MOST_QUEUED = 4096
+WAITS = ("update", "get", "mark")
+"""What a host can only answer when all its tuples are there."""
+
+
+class Host(Member):
+    """One worker as a host of tuples."""
+
+    def __init__(
+        self,
+        link: Link,
+        seat: Seat,
+        joint: JointState,
+        *,
+        workers: int,
+        borders: Sequence[int] | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(link, seat, joint, **settings)
+        strategy = joint.strategy
+        assert isinstance(strategy, Served)
+        servers = workers if strategy.servers == "spread" else min(strategy.servers, workers)
+        self.layout = Layout(borders or (0, joint.size), servers, strategy.tuple_size)
+        self._group_of = strategy.group_of
+        self.server = Server(joint, self.layout, self._keep)
+        self._log, self._log_every = Log(self.layout, self._trees), strategy.log_period(workers)
+        self._pool = ThreadPoolExecutor(strategy.exchangers, "exchanger") if strategy.exchangers else None
+        self._running: set[Future[list[Reply]]] = set()
+        self._plan: Plan | None = None
+        self._awaited: set[int] = set()
+        """Tuples hosted here that are still on their way."""
+        self._moving: dict[int, dict[str, Any]] = {}
+        """Tuples sent on to another host that has not said that they came."""
+        self._queue: deque[Message] = deque()
+        self._early: list[Message] = []
+        self._done: set[int] = set()
+        """Members whose rows are done: nobody waits for their contributions."""
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+        self._log.clear()
+
+    @abstractmethod
+    def _landed(self, reply: Reply) -> None:
+        """A reply to this worker's own update."""
+
+    # -- generations ------------------------------------------------------------------------------------------------
+
+    def _pause(self) -> None:
+        self._take_up_completed()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Waits for updates that other threads are making, and answers them."""
+        for running in list(self._running):
+            running.result()
+        while self._commands:
+            self._commands.popleft()()
+
+    def _told(self) -> Header:
+        if len(self._rounds.members) < 2:  # then the replica was the joint model, whatever is in the table
+            return {"more": Answer(self._since, 0, (), (), (), {}).to_json()}
+        hosted, line = self._hosted(), self._plan.line if self._plan else 0
+        due = tuple(s for s in hosted if self._awaited & set(self.layout.keys(s)))
+        still = {self.layout.server_of[key] for key in self._moving}
+        whole = tuple(s for s in still if all(key in self._moving for key in self.layout.keys(s)))
+        live = tuple(s for s in hosted if s not in due)
+        return {"more": Answer(self._since, line, live, due, whole, self._log.kept()).to_json()}
+
+    def _hosted(self) -> list[int]:
+        host = self._plan.host if self._plan else ()
+        return [server for server, worker in enumerate(host) if worker == self._seat.worker]
+
+    def _restarts(self, header: Header) -> bool:
+        """Makes the generation's plan."""
+        answers = {int(worker): Answer.from_json(answer) for worker, answer in header["more"].items()}
+        since, reference = int(header["since"]), int(header["reference"])
+        self._plan = plan(
+            self.layout,
+            self._rounds.members,
+            answers,
+            since=since,
+            reference=reference,
+            generation=int(header["g"]),
+        )
+        return self._plan.kind == "put" and since > 0 and reference == self._seat.worker
+
+    def _bring(self) -> None:
+        """Brings tuples to where the plan has them; hosts that lack some wait for them."""
+        me, found, moving = self._seat.worker, self._plan, self._moving
+        assert found is not None
+        self._queue.clear()
+        self._moving = {}
+        self._done &= set(self._rounds.members)
+        for gone in {w for book in self.server.books.values() for w in book.replies} - set(self._rounds.members):
+            self.server.forget(gone)
+        hosted = {key for server in self._hosted() for key in self.layout.keys(server)}
+        waits = found.kind != "live"
+        self._awaited = {key for key in hosted if waits or found.source[self.layout.server_of[key]] != me}
+        for server, source in enumerate(found.source):
+            if source != me or found.kind == "put":  # put: once the main thread has seen to the joint state
+                continue
+            if found.mark is not None:
+                for key, tree in self._log.read(server, found.mark).items() if self.layout.keys(server) else ():
+                    self._hand(key, tree)
+            elif found.host[server] != me or any(key not in self.server.books for key in self.layout.keys(server)):
+                for key in self.layout.keys(server):
+                    self._hand(key, moving[key] if key in moving else self.server.tree(key))
+        self.server.books = {key: book for key, book in self.server.books.items() if key in hosted}
+        for book in self.server.books.values():
+            book.pending.clear()  # whoever sent them sends them again
+            book.held.clear()
+        if found.kind == "live":
+            self._copy_checkpoints()
+        self._count()
+
+    def open(self, generation: int) -> None:
+        """Puts in what the main thread goes on with, where this worker is the reference and all else is lost."""
+        found, reference = self._plan, self._agreed[0] == self._seat.worker
+        if generation == self._rounds.generation and found is not None and found.kind == "put" and reference:
+            for key in range(len(self.layout.fragments)):
+                self._hand(key, self.server.tree(key, Book(self._joint.version)))
+
+    def _hand(self, key: int, tree: dict[str, Any]) -> None:
+        """Gives a tuple to its host."""
+        host = self.host(key)
+        if host == self._seat.worker:
+            self._take_over(key, tree)
+        else:
+            self._moving[key] = tree
+            self._send(host, self._stamped("move") | {"k": key}, memoryview(self._trees.encode(tree)))
+
+    def _take_over(self, key: int, tree: dict[str, Any]) -> None:
+        self.server.put(key, tree)
+        self._awaited.discard(key)
+        assert self._plan is not None
+        if self._plan.kind != "live":  # a new line begins: its first checkpoint
+            self._keep(key, self.server.books[key], always=True)
+        if not self._awaited:
+            queued, self._queue = self._queue, deque()
+            for message in queued:
+                self._receive(message)
+
+    def _on_move(self, sender: int, header: Header, payload: memoryview | None) -> None:
+        key = self._key(header)
+        tree = self._trees.decode(bytes(payload or b""))
+        if key in self._awaited and isinstance(tree, dict):
+            self._take_over(key, tree)
+        self._tell(sender, {"t": "moved", "k": key})
+
+    def _on_moved(self, sender: int, header: Header, payload: memoryview | None) -> None:
+        self._moving.pop(self._key(header), None)
+
+    def _load(self, tree: dict[str, Any]) -> None:
+        """What is hosted here is newer than what a peer hands over."""
+        hosted = {key: self.server.tree(key)["state"] for key in self.server.books}
+        super()._load(tree)
+        for key, values in hosted.items():
+            self.server.write(key, values)
+
+    # -- checkpoints ------------------------------------------------------------------------------------------------
+
+    def _keep(self, key: int, book: Book, *, always: bool = False) -> None:
+        """Checkpoints a tuple when it is time: here, and with the neighbour that would take over."""
+        if self._plan is None or not (always or book.version % self._log_every == 0):
+            return
+        mark, record = (self._plan.line, book.version), self._trees.encode(self.server.tree(key, book))
+
+        def act() -> None:
+            self._log.append(key, mark, record)
+            self._send_copy(key, mark, record)
+
+        self.command(act)
+
+    def _send_copy(self, key: int, mark: Mark, record: bytes) -> None:
+        neighbour = keeper(self._seat.worker, self._rounds.members)
+        if neighbour != self._seat.worker:
+            self._send(neighbour, self._stamped("copy") | {"k": key, "v": list(mark)}, memoryview(record))
+
+    def _copy_checkpoints(self) -> None:
+        """A neighbour that is new gets the last complete checkpoint of what is hosted here."""
+        kept = self._log.kept()
+        for server in self._hosted():
+            if marks := kept.get(server):
+                for key, record in self._log.raw(server, marks[-1]).items():
+                    self._send_copy(key, marks[-1], record)
+
+    def _on_copy(self, sender: int, header: Header, payload: memoryview | None) -> None:
+        line, version = header["v"]
+        self._log.append(self._key(header), (int(line), int(version)), bytes(payload or b""))
+
+    # -- updates ----------------------------------------------------------------------------------------------------
+
+    def _on_update(self, sender: int, header: Header, payload: memoryview | None) -> None:
+        key, weight = self._key(header), float(header["w"])
+        if not 0.0 < weight < 1e30 or key not in self.server.books:
+            raise ValueError(f"update of {key}")
+        values = as_values(payload, self.layout.fragments[key].size)
+        rate = None if header.get("rate") is None else float(header["rate"])
+        update = Update(sender, (int(header["a"]), int(header["n"])), weight, values, rate)
+        if self._pool is None:
+            self._answer(self.server.update(key, update))
+            return
+        running = self._pool.submit(self.server.update_without_locks, key, update)
+        self._running.add(running)
+        running.add_done_callback(lambda done: self.command(lambda: self._ended(done)))
+
+    def _ended(self, done: Future[list[Reply]]) -> None:
+        self._running.discard(done)
+        self._answer(done.result())
+
+    def _answer(self, replies: list[Reply]) -> None:
+        for reply in replies:
+            if reply.worker == self._seat.worker:
+                self._landed(reply)
+                continue
+            header = self._stamped("reply") | {"k": reply.key, "n": reply.number, "v": reply.version}
+            header |= {"to": self._rounds.attempts.get(reply.worker, -1), "e": reply.values is None}
+            self._send(reply.worker, header, None if reply.values is None else reply.values.numpy().data)
+
+    def _on_done(self, sender: int, header: Header, payload: memoryview | None) -> None:
+        (self._done.add if header["d"] else self._done.discard)(sender)
+        self._count()
+
+    def _count(self) -> None:
+        """Tells the servers here whose contributions to wait for."""
+        groups: dict[int, set[int]] = {}
+        for worker in self._rounds.members:
+            if worker not in self._done:
+                groups.setdefault(self._group_of(worker), set()).add(worker)
+        self._answer(self.server.wants(groups))
+
+    def _on_get(self, sender: int, header: Header, payload: memoryview | None) -> None:
+        key = self._key(header)
+        tree = {"state": self.server.tree(key)["state"]}
+        answer = self._stamped("value") | {"k": key}
+        self._deliver(sender, answer, memoryview(self._trees.encode(tree)))
+
+    # -- messages ---------------------------------------------------------------------------------------------------
+
+    def host(self, key: int) -> int:
+        """The worker that hosts a tuple."""
+        assert self._plan is not None
+        return self._plan.host[self.layout.server_of[key]]
+
+    def _tell(self, worker: int, header: Header, values: Tensor | None = None) -> None:
+        """Sends a message, to this worker itself without a wire."""
+        payload = None if values is None else values.numpy().data
+        self._deliver(worker, self._stamped(str(header["t"])) | header, payload)
+
+    def _deliver(self, worker: int, header: Header, payload: memoryview | None) -> None:
+        if worker == self._seat.worker:
+            self._receive(Message(worker, header, payload))
+        else:
+            self._send(worker, header, payload)
+
+    def _receive(self, message: Message) -> None:
+        header, kind = message.header, str(message.header["t"])
+        if kind == "reply":  # of whatever generation: the number says what it is the reply to
+            if header["to"] == self._seat.attempt:
+                self._take_reply(message)
+            return
+        generation = int(header["g"])
+        if generation > self._rounds.generation:
+            if len(self._early) >= MOST_QUEUED:
+                raise ValueError("too many messages of a generation not heard of")
+            self._early.append(message)
+            return
+        fenced = self._rounds.attempts.get(message.sender) != header["a"]
+        if generation < self._rounds.generation or self._frozen or fenced:
+            return
+        if kind in WAITS and self._awaited:
+            if len(self._queue) >= MOST_QUEUED:
+                raise ValueError("too many messages for tuples that have yet to come")
+            self._queue.append(message)
+            return
+        handler: Callable[[int, Header, memoryview | None], None] | None = getattr(self, "_on_" + kind, None)
+        if handler is None:
+            raise ValueError(f"{kind!r} is nothing that workers say")
+        handler(message.sender, header, message.payload)
+
+    def _take_reply(self, message: Message) -> None:
+        key, header = self._key(message.header), message.header
+        values = None if header["e"] else as_values(message.payload, self.layout.fragments[key].size)
+        self._landed(Reply(self._seat.worker, key, int(header["n"]), int(header["v"]), values))
+
+    def _key(self, header: Header) -> int:
+        key = int(header["k"])
+        if not 0 <= key < len(self.layout.fragments):
+            raise ValueError(f"there is no tuple {key}")
+        return key
+
+
+def as_values(payload: memoryview | None, size: int) -> Tensor:
+    """A payload as float32 values; it must be exactly so many."""
+    if payload is None or payload.nbytes != 4 * size:
+        raise ValueError(f"{0 if payload is None else payload.nbytes} bytes where {4 * size} belong")
+    return torch.frombuffer(payload, dtype=torch.float32)

@@ -1,0 +1,207 @@
+"""The tuples that one worker hosts, and what becomes of an update. No sockets in here.
+
+A contribution waits until its group is whole (SINGA, Algorithm 3), is merged by the strategy's own rule, and makes the
+tuple's next version; everyone whose contribution is in it gets the reply. Each worker numbers its updates, so that one
+that is sent again, because its reply may have been lost with a connection, counts once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from thinwire.engine.joint import JointState, slice_state, write_state
+from thinwire.exchange.table.plan import Layout
+from thinwire.rules.table import may_run_ahead, ready
+from thinwire.strategies import Served
+
+Stamp = tuple[int, int]
+"""An attempt, and the number of an update of it."""
+
+
+class Update(NamedTuple):
+    """One worker's contribution to a tuple."""
+
+    worker: int
+    stamp: Stamp
+    weight: float
+    values: Tensor
+    rate: float | None = None
+    """The sender's learning rate."""
+
+
+class Reply(NamedTuple):
+    """What a worker is sent back."""
+
+    worker: int
+    key: int
+    number: int
+    version: int
+    values: Tensor | None
+    """None where the update was merged before, and what came of it is lost."""
+
+
+@dataclass
+class Book:
+    """What is known of one tuple beside its values."""
+
+    version: int = 0
+    merged: dict[int, Stamp] = field(default_factory=dict)
+    """Each worker's last update that is in the values."""
+    replies: dict[int, Tensor] = field(default_factory=dict)
+    """What was last sent to each, until its next update shows that it came."""
+    pending: dict[int, Update] = field(default_factory=dict)
+    clocks: dict[int, int] = field(default_factory=dict)
+    """Updates of each worker that are in the values; one that came later began with the slowest."""
+    held: list[Reply] = field(default_factory=list)
+    """Replies to workers that are too far ahead of the slowest."""
+
+
+class Server:
+    """Tuples of the joint state; their values live in the joint state itself, which has room for all."""
+
+    def __init__(self, joint: JointState, layout: Layout, log: Callable[[int, Book], None]) -> None:
+        assert isinstance(joint.strategy, Served)
+        self._joint, self._layout, self._strategy, self._log = joint, layout, joint.strategy, log
+        self._setting = joint.cuts.newest.setting
+        self.books: dict[int, Book] = {}
+        self.wanted: dict[int, set[int]] = {}
+        """By group, the workers whose contributions are waited for."""
+        self._lock = threading.Lock()
+
+    def wants(self, groups: Mapping[int, set[int]]) -> list[Reply]:
+        """Sets whose contributions are waited for; what now waits for nobody is merged."""
+        self.wanted = {group: set(workers) for group, workers in groups.items()}
+        return [reply for key in list(self.books) for reply in self._apply(key)]
+
+    def update(self, key: int, update: Update) -> list[Reply]:
+        """Takes a contribution in; returns whom to answer."""
+        book = self.books[key]
+        if (known := self._known(key, book, update)) is not None:
+            return [known]
+        book.pending[update.worker] = update
+        return self._apply(key)
+
+    def update_without_locks(self, key: int, update: Update) -> list[Reply]:
+        """Merges one contribution at once, while other threads may do the same: only the books are kept in order."""
+        book = self.books[key]
+        with self._lock:
+            if (known := self._known(key, book, update)) is not None:
+                return [known]
+            book.merged[update.worker] = update.stamp
+            version = book.version
+        reply = self._joint.merge(self._layout.fragments[key], update.values, version, self._setting)
+        with self._lock:
+            book.version += 1
+            book.replies[update.worker] = reply
+            self._log(key, book)
+            return [Reply(update.worker, key, update.stamp[1], book.version, reply)]
+
+    def _known(self, key: int, book: Book, update: Update) -> Reply | None:
+        """What was answered to an update that has come before."""
+        if update.stamp > book.merged.get(update.worker, (-1, -1)):
+            return None
+        values = book.replies.get(update.worker)
+        if values is None and self._strategy.subject == "gradients":
+            values = self._now(key).clone()
+        return Reply(update.worker, key, update.stamp[1], book.version, values)
+
+    def _apply(self, key: int) -> list[Reply]:
+        book, replies = self.books[key], list[Reply]()
+        slowest = min(book.clocks.values(), default=0)
+        for worker in self._counted():
+            book.clocks.setdefault(worker, slowest)
+        heard = {group: workers & book.pending.keys() for group, workers in self.wanted.items()}
+        strict = self._strategy.strict
+        whole = ready(heard, self.wanted, strict)
+        for groups in [whole] if strict and whole else [(group,) for group in whole]:
+            workers = sorted(w for group in groups for w in heard[group])
+            updates = [book.pending.pop(worker) for worker in workers]
+            with self._joint.lock:
+                reply = self._merge(key, book, updates)
+            book.version += 1
+            for update in updates:
+                book.merged[update.worker] = update.stamp
+                book.replies[update.worker] = reply
+                book.clocks[update.worker] += 1
+                replies.append(Reply(update.worker, key, update.stamp[1], book.version, reply))
+            self._log(key, book)
+        return self._let_go(book, replies)
+
+    def _merge(self, key: int, book: Book, updates: list[Update]) -> Tensor:
+        fragment, rate = self._layout.fragments[key], updates[-1].rate
+        setting = self._setting if rate is None else replace(self._setting, rate=rate)
+        now, correct = self._now(key), self._strategy.correct
+        corrected = [u._replace(values=correct(u.values, now, book.replies.get(u.worker))) for u in updates]
+        return self._joint.merge(fragment, _mean(corrected), book.version, setting)
+
+    def _now(self, key: int) -> Tensor:
+        """A tuple's parameters."""
+        assert self._joint.model is not None
+        return self._layout.fragments[key].of(self._joint.model)
+
+    def _let_go(self, book: Book, replies: list[Reply]) -> list[Reply]:
+        """Holds back replies to workers that are too far ahead, until the slowest has come closer."""
+        if self._strategy.bound is None:
+            return replies
+        counted = self._counted()
+        slowest = min((book.clocks[worker] for worker in counted if worker in book.clocks), default=0)
+        waiting, book.held = [*book.held, *replies], []
+        freed: list[Reply] = []
+        for reply in waiting:
+            clock = book.clocks.get(reply.worker, slowest)
+            ahead = reply.worker in counted and not may_run_ahead(clock, slowest, self._strategy.bound)
+            (book.held if ahead else freed).append(reply)
+        return freed
+
+    def _counted(self) -> set[int]:
+        return {worker for workers in self.wanted.values() for worker in workers}
+
+    # -- moving -----------------------------------------------------------------------------------------------------
+
+    def tree(self, key: int, book: Book | None = None) -> dict[str, Any]:
+        """A tuple with its book; a copy."""
+        book = book or self.books[key]
+        with self._joint.lock:
+            state = slice_state(self._joint.state, self._layout.fragments[key], self._joint.size)
+            values = [v.clone() if isinstance(v, Tensor) else v for v in state]
+        merged = {str(worker): list(stamp) for worker, stamp in book.merged.items()}
+        return {"state": values, "version": book.version, "merged": merged}
+
+    def put(self, key: int, tree: Mapping[str, Any]) -> None:
+        """Takes a tuple over."""
+        self.write(key, tree["state"])
+        merged = {int(worker): (int(stamp[0]), int(stamp[1])) for worker, stamp in tree["merged"].items()}
+        self.books[key] = Book(int(tree["version"]), merged)
+
+    def write(self, key: int, values: list[Any]) -> None:
+        """Writes a tuple's values into the joint state."""
+        fragment, joint = self._layout.fragments[key], self._joint
+        if len(values) != len(joint.state) or any(
+            isinstance(v, Tensor) and v.shape != (fragment.size,) for v in values
+        ):
+            raise ValueError(f"tuple {key} is of {fragment.size} elements")
+        with joint.lock:
+            joint.state = write_state(joint.state, fragment, joint.size, type(joint.state)(*values))
+
+    def forget(self, worker: int) -> None:
+        """Drops what was only kept for a worker that is gone."""
+        for book in self.books.values():
+            for kept in (book.replies, book.pending, book.clocks):
+                kept.pop(worker, None)
+
+
+def _mean(updates: list[Update]) -> Tensor:
+    """The contributions' weighted mean, in the order of the workers' numbers."""
+    if len(updates) == 1:
+        return updates[0].values
+    total = sum(u.weight for u in updates)
+    mean = torch.zeros_like(updates[0].values)
+    for update in updates:
+        mean.add_(update.values, alpha=update.weight / total)
+    return mean

@@ -1,0 +1,288 @@
+"""Training's traffic with a table: each worker sends its contribution to the servers, alone, and hears their replies.
+
+When a generation begins, workers send again what they have no reply to; servers know each worker's updates by number,
+so that each counts once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.engine.joint import JointState
+from thinwire.engine.ports import Header, Link
+from thinwire.engine.signals import Asked, Averaged, Landed, Noted, Published
+from thinwire.engine.snapshot import Snapshot
+from thinwire.exchange.rounds import Launch
+from thinwire.exchange.seat import Seat
+from thinwire.exchange.table.host import Host, as_values
+from thinwire.exchange.table.pages import Publications, name_of
+from thinwire.exchange.table.server import Reply
+from thinwire.parameters import Fragment
+
+
+@dataclass
+class _Flight:
+    """A contribution of this worker's that is under way."""
+
+    fragment: Fragment
+    values: Tensor
+    weight: float
+    reply: Tensor
+    missing: set[int]
+    held: set[int]
+    """Tuples whose values have yet to be made."""
+    rate: float | None = None
+    started: float = field(default_factory=time.monotonic)
+    size_bytes: int = 0
+
+
+@dataclass
+class _View:
+    """A look at the whole joint state that is under way."""
+
+    key: str | None
+    """The name under which the main thread asked; None on behalf of a peer."""
+    peer: int
+    missing: set[int] = field(default_factory=set)
+
+
+class Table(Host):
+    """One worker's part in a table: the tuples it hosts, and its own traffic with all of them."""
+
+    def __init__(self, link: Link, seat: Seat, joint: JointState, **settings: Any) -> None:
+        super().__init__(link, seat, joint, **settings)
+        self._numbering = threading.Lock()
+        self._next_round = joint.landed
+        self._flights: dict[int, _Flight] = {}
+        self._views: list[_View] = []
+        self._notes: deque[dict[str, Any]] = deque()
+        self._pages = Publications(self.layout, joint.size, self._tell, self._published)
+        self.tuples = self.layout.fragments
+
+    # -- for any thread ---------------------------------------------------------------------------------------------
+
+    @property
+    def next_round(self) -> int:
+        with self._numbering:
+            return self._next_round
+
+    def claim(self) -> tuple[int, Fragment]:
+        with self._numbering:
+            round = self._next_round
+            self._next_round += 1
+        return round, Fragment(0, self._joint.size)
+
+    # -- updates ----------------------------------------------------------------------------------------------------
+
+    def contribute(
+        self, round: int, fragment: Fragment, snapshot: Snapshot | Tensor | None, weight: float, note: dict[str, Any]
+    ) -> None:
+        self.announce(note)
+        if round < self._joint.landed:  # the joint state has come over it
+            return
+        taken = snapshot.take() if isinstance(snapshot, Snapshot) else snapshot
+        assert taken is not None
+        values = self._joint.strategy.contribute(self._joint.state, taken)
+        keys = set(range(len(self.layout.fragments)))
+        held = set(keys) if self._joint.strategy.subject == "gradients" else set()
+        reply = torch.empty_like(values)
+        self._flights[round] = _Flight(fragment, values, weight, reply, keys, held, note.get("rate"))
+        self._send_off(round, keys)
+
+    def feed(self, round: int, keys: list[int]) -> None:
+        if round in self._flights:
+            self._flights[round].held.difference_update(keys)
+            self._send_off(round, set(keys))
+
+    def _send_off(self, round: int, keys: set[int]) -> None:
+        """Sends what has no reply yet, beginning with another host than the other workers do."""
+        if self._frozen:
+            return  # when the generation has formed
+        flight, count = self._flights[round], len(self.layout.fragments)
+        first = self._seat.worker * count // max(1, self.layout.servers)
+        for key in sorted(keys & flight.missing - flight.held, key=lambda k: (k - first) % count):
+            values = self.layout.fragments[key].of(flight.values)
+            flight.size_bytes += 0 if self.host(key) == self._seat.worker else values.nbytes
+            update = {"t": "update", "k": key, "n": round, "w": flight.weight, "rate": flight.rate}
+            self._tell(self.host(key), update, values)
+
+    def _landed(self, reply: Reply) -> None:
+        flight = self._flights.get(reply.number)
+        if flight is None or reply.key not in flight.missing:
+            return
+        target = self.layout.fragments[reply.key].of(flight.reply)
+        if reply.values is None:  # it was merged, and what came of it is lost
+            target.zero_()
+        else:
+            target.copy_(reply.values)
+        flight.missing.discard(reply.key)
+        while self._flights and not self._flights[min(self._flights)].missing:
+            round = min(self._flights)
+            done = self._flights.pop(round)
+            with self._joint.lock:
+                self._joint.landed = max(self._joint.landed, round + 1)
+            taken, own = time.monotonic() - done.started, {self._seat.worker: self._note()}
+            self.signals.put(Landed(round, done.fragment, done.reply, None, own, None, None, taken, done.size_bytes))
+
+    def _waiting_for(self) -> dict[str, list[int]]:
+        waits = super()._waiting_for()
+        for round, flight in self._flights.items():
+            waits[f"table:{round}"] = sorted({self.host(key) for key in flight.missing}) if self._plan else []
+        return waits
+
+    # -- what the first worker knows and decides --------------------------------------------------------------------
+
+    def announce(self, note: dict[str, Any]) -> None:
+        if self._frozen:
+            self._notes.append(note)
+        elif self._rounds.members[0] != self._seat.worker:
+            self._tell(self._rounds.members[0], {"t": "note", "n": {"rows": note.get("rows", 0)}})
+        elif "publish" in note:
+            self._pages.ask(note)
+
+    def follow(self, following: bool) -> None:
+        super().follow(following)
+        if not self._frozen:
+            self._say_how_far()
+
+    def _say_how_far(self) -> None:
+        self.announce(self._note())
+        for host in sorted(set(self._plan.host)) if self._plan else ():
+            self._tell(host, {"t": "done", "d": self.following})
+
+    def _on_note(self, sender: int, header: Header, payload: memoryview | None) -> None:
+        self.signals.put(Noted(sender, dict(header["n"])))
+
+    # -- generations ------------------------------------------------------------------------------------------------
+
+    def _holds(self, header: Header) -> bool:
+        if self._fresh or self._needs_state:
+            return int(header["since"]) == 0 and bool(header["digest"] == self.digest)
+        return True
+
+    def _told(self) -> Header:
+        told = super()._told()
+        told["more"]["went"] = list(self._pages.went)
+        return told
+
+    def _go_on(self, header: Header, given_up: list[Launch]) -> None:
+        held, self._held = self._held, deque()
+        for launch in [*given_up, *held]:
+            self._start_round(launch)
+        if self._needs_state:
+            self._flights = {}
+        went = max(name_of(answer["went"]) for answer in header["more"].values())
+        self._bring()
+        self._pages.begin(self._rounds.generation, self._rounds.members, self._seat.worker, went)
+        early, self._early = self._early, []
+        for message in early:
+            self._receive(message)
+        for round in sorted(self._flights):
+            self._send_off(round, self._flights[round].missing)
+        views, self._views = self._views, []
+        for view in views:
+            if view.key is not None:  # a peer that still needs the joint state asks again
+                self._look(view)
+        self._say_how_far()
+        notes, self._notes = self._notes, deque()
+        for note in notes:
+            self.announce(note)
+
+    def _load(self, tree: dict[str, Any]) -> None:
+        """A worker's own numbers never go back: servers know its updates by them. What was under way is over."""
+        self._settle()
+        tree["joint"]["landed"] = max(int(tree["joint"]["landed"]), self.next_round)
+        self._flights = {}
+        super()._load(tree)
+
+    def _loaded(self) -> None:
+        with self._numbering:
+            self._next_round = max(self._next_round, self._joint.landed)
+
+    # -- the whole joint state --------------------------------------------------------------------------------------
+
+    def view(self, key: str) -> None:
+        view = _View(key, -1)
+        if self._frozen:
+            self._views.append(view)
+        else:
+            self._look(view)
+
+    def _asked(self, peer: int) -> None:
+        self._look(_View(None, peer))
+
+    def _look(self, view: _View) -> None:
+        view.missing = set(range(len(self.layout.fragments)))
+        self._views.append(view)
+        for key in range(len(self.layout.fragments)):
+            self._tell(self.host(key), {"t": "get", "k": key})
+
+    def _on_value(self, sender: int, header: Header, payload: memoryview | None) -> None:
+        key = self._key(header)
+        if sender != self._seat.worker and sender == self.host(key):
+            tree = self._trees.decode(bytes(payload or b""))
+            if not isinstance(tree, dict):
+                raise ValueError("a value is a tree")
+            self.server.write(key, list(tree["state"]))
+        for view in list(self._views):
+            view.missing.discard(key)
+            if view.missing:
+                continue
+            self._views.remove(view)
+            if view.key is None:
+                self.signals.put(Asked(view.peer))
+            else:
+                assert self._joint.model is not None
+                self.signals.put(Averaged(view.key, self._joint.model.clone(), {}))
+
+    # -- publications -----------------------------------------------------------------------------------------------
+
+    def _on_mark(self, sender: int, header: Header, payload: memoryview | None) -> None:
+        name, note = name_of(header["p"]), dict(header["n"])
+        if sender != self._rounds.members[0]:
+            raise ValueError("only the first worker publishes")
+        self._pages.marked(name, note)
+        for key in sorted(self.server.books):
+            state = self.server.tree(key)["state"]
+            page = self._stamped("page") | {"k": key, "p": list(name)}
+            for member in self._rounds.members:
+                if member == sender and "save" in note:
+                    record = memoryview(self._trees.encode({"state": state}))
+                    self._deliver(member, page | {"whole": True}, record)
+                else:
+                    self._deliver(member, page | {"whole": False}, state[0].numpy().data)
+
+    def _on_page(self, sender: int, header: Header, payload: memoryview | None) -> None:
+        key = self._key(header)
+        if header["whole"]:
+            tree = self._trees.decode(bytes(payload or b""))
+            values = list(tree["state"]) if isinstance(tree, dict) else []
+        else:
+            values = [as_values(payload, self.layout.fragments[key].size)]
+        self._pages.page(name_of(header["p"]), key, values, whole=bool(header["whole"]))
+
+    def _on_have(self, sender: int, header: Header, payload: memoryview | None) -> None:
+        self._pages.have(sender, name_of(header["p"]))
+
+    def _on_go(self, sender: int, header: Header, payload: memoryview | None) -> None:
+        if sender == self._rounds.members[0]:
+            self._pages.go(name_of(header["p"]))
+
+    def _published(self, note: dict[str, Any], model: Tensor, tuples: dict[int, list[Any]]) -> None:
+        joint, version = None, min((book.version for book in self.server.books.values()), default=0)
+        if tuples:
+            joint = self._joint.tree() | {"version": version}
+            for index, field_ in enumerate(joint["state"]):
+                if isinstance(field_, Tensor):
+                    for key, values in tuples.items():
+                        self.layout.fragments[key].of(field_).copy_(values[index])
+                else:
+                    joint["state"][index] = tuples[0][index]
+        self.signals.put(Published(note, model, joint))

@@ -1,0 +1,104 @@
+"""The parameter table: gradients go to servers, whose optimizer makes the parameters that come back."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from thinwire.rules import optimizer as rules
+from thinwire.rules.staleness import compensate
+from thinwire.strategies.base import Nothing, Progress, Setting, Share, Strategy, Subject
+from thinwire.strategies.checks import at_least, count_or, one_of
+from thinwire.strategies.served import Served
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterTable(Served):
+    """Stochastic gradient descent with a parameter table, as in SINGA and Downpour.
+
+    Args:
+        consistency: "strict" waits for all workers at every step, which then equals one worker with all their rows;
+            "eventual" applies a group's gradients as they come.
+        groups: worker groups; the workers of one wait for each other, groups do not. "each" makes every worker one.
+        ahead: steps that a worker may make while replies to its gradients are on their way; eventual only.
+        staleness: by how many updates a worker may be ahead of the slowest (stale synchronous parallel); None: any.
+        compensation: λ of delay compensation (DC-ASGD), for gradients of parameters that have changed since; 0: none.
+        optimizer: makes the servers' optimizer from parameters; None takes the one that `fit` is given.
+        servers: on how many workers the joint model lives, a share each; "spread" is on all of them.
+        tuple_size: elements of the largest tuple, the piece of the joint model that is sent and updated as one.
+        log_every: updates of a tuple between two checkpoints of it, which a server lost is recovered from; "auto" is
+            16, or twice the workers where that is more.
+    """
+
+    subject: ClassVar[Subject] = "gradients"
+
+    consistency: Literal["strict", "eventual"] = "eventual"
+    groups: int | Literal["each"] = "each"
+    ahead: int = 0
+    staleness: int | None = None
+    compensation: float = 0.0
+    optimizer: Callable[[Any], torch.optim.Optimizer] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(self, ("strict", "eventual"), consistency=self.consistency)
+        count_or(self, "each", groups=self.groups)
+        at_least(self, 0, ahead=self.ahead, staleness=self.staleness, compensation=self.compensation)
+
+    def with_optimizer(self, factory: Callable[[Any], torch.optim.Optimizer]) -> Strategy:
+        return self if self.optimizer is not None else replace(self, optimizer=factory)
+
+    @property
+    def strict(self) -> bool:
+        return self.consistency == "strict"
+
+    @property
+    def in_flight(self) -> int:
+        return 1 if self.strict or self.compensation else 1 + self.ahead
+
+    def group_of(self, worker: int) -> int:
+        return worker if self.groups == "each" else worker % self.groups
+
+    @property
+    def bound(self) -> int | None:
+        return self.staleness
+
+    def due(self, progress: Progress) -> bool:
+        return progress.steps_since >= 1
+
+    def weight(self, share: Share) -> float:
+        return float(share.rows)
+
+    def open(self, x: Tensor) -> tuple[Any, Nothing]:
+        names = rules.slots(self._factory)
+        return _joint(names)(x.clone(), *(x.new_zeros(x.shape) for _ in names)), Nothing()
+
+    def correct(self, values: Tensor, now: Tensor, then: Tensor | None) -> Tensor:
+        return compensate(values, now, then, self.compensation) if self.compensation and then is not None else values
+
+    def merge(self, joint: Any, mean: Tensor, cycle: int, setting: Setting) -> tuple[Tensor, Any]:
+        names, state = joint._fields[1:], joint[1:]
+        model, state = rules.step(self._factory, names, joint.model, state, mean, cycle, setting.rate)
+        return model, type(joint)(model, *state)
+
+    def adopt(self, worker: Any, x: Tensor, snapshot: Tensor, reply: Tensor) -> tuple[Tensor, Any]:
+        return reply, worker
+
+    @property
+    def _factory(self) -> Callable[[Any], torch.optim.Optimizer]:
+        return self.optimizer or _plain
+
+
+def _plain(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+@lru_cache(maxsize=16)
+def _joint(names: tuple[str, ...]) -> Any:
+    return namedtuple("ParameterTableJoint", ["model", *names])
