@@ -24,7 +24,9 @@ from thinwire.engine.resuming import resume
 from thinwire.engine.signals import CutOffError, LeftError
 from thinwire.engine.worker import Worker
 from thinwire.errors import CheckpointError, TimedOutError
+from thinwire.exchange.mesh import Mesh
 from thinwire.exchange.peer import Peer, Seat, Trees
+from thinwire.exchange.spark.rounds import SparkMesh
 from thinwire.exchange.table.table import Table
 from thinwire.replicas import TorchReplica, TrainSpec
 from thinwire.strategies import Strategy
@@ -57,6 +59,8 @@ class Job:
     columns: Columns
     batch_size: int
     wire: Wire
+    exchange: str
+    """How training's traffic moves: "mesh", "table" or "spark"."""
     checkpoints: str | None
     resume: tuple[str, str] | None
     """Store and name of the checkpoint to go on from."""
@@ -150,14 +154,16 @@ def _build(
         batches = ShardBatches(files, job, worker, replica.device)
     strategy = job.strategy.with_optimizer(spec.optimizer)
     joint = JointState(strategy, replica.vector.detach().cpu(), job.workers)
-    table: dict[str, Any] = {"kind": Table, "workers": job.workers} if strategy.timing == "async" else {}
-    if table and strategy.subject == "gradients":
-        table["borders"] = (*replica.parameters.offsets, replica.parameters.size)
+    settings: dict[str, Any] = {"kind": SparkMesh if job.exchange == "spark" else Mesh}
+    if job.exchange == "table":
+        settings = {"kind": Table, "workers": job.workers}
+        if strategy.subject == "gradients":
+            settings["borders"] = (*replica.parameters.offsets, replica.parameters.size)
     peer = Peer(
         link,
         Seat(worker, attempt, _hello(batches.num_rows)),
         joint,
-        **table,
+        **settings,
         codec_name=job.plan.codec,
         trees=Trees(encode, decode),
         fresh=job.resume is None or not first,

@@ -54,7 +54,7 @@ class TrainSection:
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeSection:
-    kind: str = "mesh"
+    kind: str = "auto"
     codec: str = "float32"
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import secrets
 import tempfile
+import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ from thinwire.engine.outcome import Policy
 from thinwire.engine.plan import WorkerPlan
 from thinwire.engine.ports import Hub, Wire
 from thinwire.engine.stopping import EarlyStopping, Target
-from thinwire.errors import CheckpointError, ConfigError, Interrupted
+from thinwire.errors import CheckpointError, ConfigError, Interrupted, nearest
 from thinwire.job import Columns, Job, Transform
 from thinwire.models import model_by_name
 from thinwire.replicas import TrainSpec
@@ -72,6 +74,7 @@ def fit(
     scheduler_every: Literal["step", "epoch"] = "epoch",
     strategy: Strategy | str | None = None,
     cluster: Cluster | None = None,
+    exchange: str = "auto",
     codec: str = "float32",
     epochs: int | None = None,
     steps: int | None = None,
@@ -108,6 +111,7 @@ def fit(
         scheduler_every: whether it moves after each step or each epoch.
         strategy: what replicas tell each other; `Relay` unless said.
         cluster: where workers run; two local processes unless said.
+        exchange: how bytes move: "mesh", "table", "spark", or "auto", which takes what the strategy needs.
         codec: how contributions are packed, for strategies that leave it open.
         epochs: passes over the rows.
         steps: optimizer steps of each worker at most.
@@ -146,6 +150,7 @@ def fit(
         device=device,
         seed=seed,
     )
+    carrier = _carrier(exchange, chosen, where, codec)
     _check(spec, chosen, codec, epochs=epochs, steps=steps, batch_size=batch_size)
     if validation is None and (until is not None or stop is not None):
         asked = "until" if until is not None else "stop"
@@ -157,7 +162,7 @@ def fit(
     policy_stop = Target.parse(until) if until else None
     with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
         opened = where.open(data, validation)
-        where.look(out)
+        where.look(out, ports=carrier != "spark")
         names = _columns([n for n in opened.names if n != opened.indicator], inputs, label, weight)
         wanted = Wanted(
             columns=None if transform is not None else (*names, *(n for n in (label, weight) if n)),
@@ -181,7 +186,7 @@ def fit(
             codec=codec,
             deadlines=patience,
         )
-        hub, wire = _wire(where)
+        hub, wire = _wire(where, carrier)
         job = Job(
             model=factory,
             spec=spec,
@@ -189,6 +194,7 @@ def fit(
             plan=plan,
             workers=where.workers,
             feed=dealt.feed,
+            exchange=carrier,
             columns=Columns(inputs=names, label=label, weight=weight, transform=in_turn(opened.transform, transform)),
             batch_size=batch_size,
             wire=wire,
@@ -224,8 +230,37 @@ def _default_cluster(data: Any) -> Cluster:
     return Spark()
 
 
-def _wire(cluster: Site) -> tuple[Hub, Wire]:
+def _carrier(asked: str, strategy: Strategy, where: Site, codec: str) -> str:
+    """The exchange that carries a strategy; refuses one that cannot."""
+    name, late = name_of(strategy), strategy.timing == "async"
+    if asked not in ("auto", "mesh", "table", "spark"):
+        raise ConfigError(f"exchange = {asked!r} is not known. {nearest(asked, ('auto', 'mesh', 'table', 'spark'))}")
+    if late and asked in ("mesh", "spark"):
+        raise ConfigError(
+            f"exchange = {asked!r} cannot carry {name}: its rounds are of all workers, and {name} has each worker meet "
+            "the joint model alone; use exchange='table'"
+        )
+    if asked == "table" and not late:
+        raise ConfigError(f"exchange = 'table' cannot carry {name}: its rounds are of all workers; use exchange='mesh'")
+    if asked == "spark":
+        where.needs_jobs()
+        own = strategy.setting(Measured(1, 2, 0, None, None), None).codec or codec
+        if own != "float32" or strategy.quorum < 1.0:
+            raise ConfigError(
+                f"exchange = 'spark' cannot carry {name} in {own}: Spark sums float32 of all workers; use SparkNet, "
+                "MPCA or DiLoCo with codec='float32', or exchange='mesh'"
+            )
+    return ("table" if late else "mesh") if asked == "auto" else asked
+
+
+def _wire(cluster: Site, carrier: str) -> tuple[Hub, Wire]:
     """The coordinator's end of a run's wire, and what workers make theirs from."""
+    if carrier == "spark":
+        from thinwire.exchange.spark.link import SparkWire
+        from thinwire.exchange.spark.post import SparkHub
+
+        post = SparkWire(uuid.uuid4().hex[:12], secrets.token_hex(16))
+        return SparkHub(cluster.needs_jobs(), post), post
     if cluster.in_process:
         from thinwire.exchange.memory import MemoryHub, Room
 

@@ -14,7 +14,7 @@ from thinwire.engine.deadlines import Deadlines
 from thinwire.engine.joint import JointState
 from thinwire.engine.membership import Bereft, Membership, Send
 from thinwire.engine.ports import COORDINATOR, Message
-from thinwire.engine.signals import Asked, Caught, Formed, Landed, Signal
+from thinwire.engine.signals import Asked, Caught, Formed, Landed, Published, Signal
 from thinwire.exchange.peer import Peer, Seat, Trees
 from thinwire.strategies import Strategy
 
@@ -70,6 +70,7 @@ class Stage:
         self.hold_donations = False
         self.published = 0
         self.asked: list[tuple[int, int]] = []
+        self.went: dict[int, tuple[int, int]] = dict.fromkeys(range(workers), (0, 0))
         for worker in range(workers):
             self.joints[worker] = JointState(strategy, torch.zeros(size), workers)
             self.peers[worker] = self._peer(worker, 0)
@@ -133,8 +134,10 @@ class Stage:
             self.signals[worker].append(signal)
             if isinstance(signal, Asked):
                 self.asked.append((worker, signal.peer))
+            elif isinstance(signal, Published):
+                self.went[worker] = signal.name
             elif isinstance(signal, Formed):
-                peer.put(signal.generation)
+                peer.put(signal.generation, None)
             elif isinstance(signal, Landed):
                 assert signal.round == self.adopted[worker]
                 self._end(worker, {signal.round}, signal.round + 1)
@@ -148,7 +151,9 @@ class Stage:
         """The main threads send the joint state to those who asked."""
         asked, self.asked = self.asked, []
         for worker, peer in asked:
-            self.peers[worker].donate(peer, {"joint": self.joints[worker].tree(), "published": self.published})
+            self.peers[worker].donate(
+                peer, {"joint": self.joints[worker].tree(), "published": self.published, "went": self.went[worker]}
+            )
 
     def _end(self, worker: int, rounds: set[int], adopted: int) -> None:
         self.claimed[worker] -= rounds

@@ -5,6 +5,9 @@ from __future__ import annotations
 from thinwire.bench import seats
 from thinwire.bench.goodput import exchange_seconds
 from thinwire.bench.paced import paced_steps
+from thinwire.bench.table import table_seconds
 
 if __name__ == "__main__":
-    seats.main({"exchange_seconds": exchange_seconds, "paced_steps": paced_steps})
+    seats.main(
+        {"exchange_seconds": exchange_seconds, "paced_steps": paced_steps, "table_seconds": table_seconds},
+    )

@@ -52,13 +52,13 @@ def make_keys() -> tuple[str, str, str, str]:
     return first, second, third, fourth
 
 
-def join(place: Place, joint: JointState, codec_name: str, rows: int = 0) -> Peer:
+def join(place: Place, joint: JointState, codec_name: str, rows: int = 0, **kind: Any) -> Peer:
     """A worker's exchange, not yet started."""
     keys = Keys(*(k.encode() for k in place.keys))
     link = ZmqLink(me=place.worker, attempt=0, keys=keys, coordinator=place.coordinator, host=place.host)
     hello = {"host": socket.gethostname(), "pid": os.getpid(), "rows": rows}
     seat = PeerSeat(place.worker, 0, hello)
-    return Peer(link, seat, joint, codec_name=codec_name, trees=Trees(encode, decode), silence_s=60.0)
+    return Peer(link, seat, joint, codec_name=codec_name, trees=Trees(encode, decode), silence_s=60.0, **kind)
 
 
 def wait_for(peer: Peer, kind: type[S], timeout_s: float = 120.0) -> S:

@@ -30,6 +30,7 @@ def run(recipe: Recipe, *, out: str | None, resume: str | None, progress: bool |
         scheduler_every=every,
         strategy=_strategy(recipe.strategy),
         cluster=_cluster(recipe),
+        exchange=recipe.exchange.kind,
         codec=recipe.exchange.codec,
         epochs=train.epochs,
         steps=train.steps,
@@ -99,7 +100,6 @@ def _stop(given: dict[str, Any] | None) -> EarlyStopping | None:
 def _cluster(recipe: Recipe) -> Cluster:
     cluster = recipe.cluster
     _only("cluster.kind", cluster.kind, ("local", "spark"))
-    _only("exchange.kind", recipe.exchange.kind, ("mesh",))
     _only("placement.kind", recipe.placement.kind, ("whole",))
     if cluster.kind == "local":
         return Local(workers=cluster.workers, threads=cluster.threads, max_restarts=cluster.max_restarts)

@@ -93,8 +93,16 @@ class Site(Protocol):
 
     def open(self, data: Any, validation: Any) -> Opened: ...
 
-    def look(self, out: str | None) -> None:
-        """Raises ConfigError where workers could not run, or could not write to the run's folder."""
+    def look(self, out: str | None, *, ports: bool = True) -> None:
+        """Raises ConfigError where workers could not run, or could not write to the run's folder.
+
+        Args:
+            out: the run's folder.
+            ports: whether workers are to reach the driver and each other by ports of their own.
+        """
+
+    def needs_jobs(self) -> Any:
+        """What runs jobs beside the workers; raises ConfigError where there is none."""
 
     def launch(self, entry: Entry, dealt: Dealt, wire: Wire) -> Workforce:
         """Starts the workers; `wire` is for those that fail before they can read `entry`."""

@@ -68,8 +68,11 @@ class Local:
             return self.threads
         return max(1, _processors() // self.workers)
 
-    def look(self, out: str | None) -> None:
+    def look(self, out: str | None, *, ports: bool = True) -> None:
         """Nothing to look at: it is this machine."""
+
+    def needs_jobs(self) -> Any:
+        raise ConfigError("exchange = 'spark' needs cluster=tw.Spark(…); on this machine alone use 'mesh'")
 
     def launch(self, entry: Entry, dealt: Dealt, wire: Wire) -> LocalWorkforce | ThreadWorkforce:
         """Starts the workers."""

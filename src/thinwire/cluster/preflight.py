@@ -83,17 +83,41 @@ class Findings:
             raise ConfigError(f"the Spark cluster is not ready for {self.workers} workers:\n{listed}")
 
 
-def examine(session: Any, workers: int, host: str, out: str | None = None, *, timeout_s: float = PROBE_S) -> Findings:
-    """Probes as many tasks as there are to be workers; `out` is the run's folder, if it has one."""
-    meeting = _Meeting(host, workers)
+def examine(
+    session: Any,
+    workers: int,
+    host: str,
+    out: str | None = None,
+    *,
+    ports: bool = True,
+    timeout_s: float = PROBE_S,
+) -> Findings:
+    """Probes as many tasks as there are to be workers.
+
+    Args:
+        session: the cluster's.
+        workers: how many there are to be.
+        host: this machine's address, as executors see it.
+        out: the run's folder, if it has one.
+        ports: whether workers are to reach this machine and each other by ports of their own; without, none is opened.
+        timeout_s: how long to wait for the tasks.
+    """
+    meeting = _Meeting(host, workers) if ports else None
+    port = meeting.port if meeting else 0
     try:
         with _marked(out) as mark:
-            rows = _run(session, workers, _probe_task(host, meeting.port, PACKAGES, mark), timeout_s)
+            rows = _run(session, workers, _probe_task(host, port, PACKAGES, mark), timeout_s)
     finally:
-        meeting.close()
+        if meeting is not None:
+            meeting.close()
     probes = [Probe(**json.loads(row)) for row in rows]
-    findings = Findings(probes, workers, slots(session), f"{host}:{meeting.port}")
+    findings = Findings(probes, workers, slots(session), f"{host}:{port}")
     _judge(findings, session)
+    if not ports and findings.slots is not None and findings.slots <= workers:
+        findings.problems.append(
+            f"{workers} workers are asked for and there are {findings.slots} slots; exchange='spark' needs one more on "
+            "each machine, for the jobs that visit its workers: give executors two cores, or ask for fewer workers"
+        )
     blind = sorted({p.host for p in probes if not p.sees_out})
     if blind:
         findings.problems.append(
@@ -277,6 +301,8 @@ def _probe_task(
         own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         listener, driver, others, here = None, None, [], "?"
         try:
+            if not port:
+                raise ConnectionAbortedError
             own.connect((host, port))
             here = own.getsockname()[0]
             listener = socket.create_server((here, 0))
@@ -295,6 +321,8 @@ def _probe_task(
                         peers[address] = str(error)
                 meeting.sendall(b"done\n")
                 said.readline()  # until all are done: the others still want to be let in here
+        except ConnectionAbortedError:
+            here = socket.gethostbyname(socket.gethostname())
         except (OSError, ValueError) as error:
             driver = str(error)
         finally:

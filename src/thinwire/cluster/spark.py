@@ -27,7 +27,16 @@ from thinwire.cluster.base import Dealt, DriverData, Entry
 from thinwire.cluster.frames import FrameData, is_frame
 from thinwire.cluster.preflight import examine
 from thinwire.cluster.process import make_own
-from thinwire.cluster.sessions import cancel, driver_host, find_session, gpu_given, job_runner, setting, slots
+from thinwire.cluster.sessions import (
+    cancel,
+    driver_host,
+    find_session,
+    gpu_given,
+    is_remote,
+    job_runner,
+    setting,
+    slots,
+)
 from thinwire.cluster.shipping import packed
 from thinwire.engine.deadlines import Deadlines
 from thinwire.engine.ports import COORDINATOR, WHOEVER, Exit, Wire
@@ -97,10 +106,17 @@ class SparkSite:
             return FrameData(data, validation, self.workers, self.cluster.repartition)
         return DriverData(data, validation, self.workers, shared_disk=False)
 
-    def look(self, out: str | None) -> None:
+    def needs_jobs(self) -> Any:
+        if is_remote(self.session):
+            raise ConfigError(
+                "exchange = 'spark' needs Spark's own broadcasts, which Spark Connect does not have; use 'mesh'"
+            )
+        return self.session
+
+    def look(self, out: str | None, *, ports: bool = True) -> None:
         """Refuses a cluster on which the run could not work, and says what to change."""
         if self.cluster.preflight:
-            findings = examine(self.session, self.workers, self.host, out)
+            findings = examine(self.session, self.workers, self.host, out, ports=ports)
             findings.refuse()
             for warning in findings.warnings:
                 warnings.warn(warning, stacklevel=2)

@@ -87,6 +87,7 @@ class Handover:
             "counts": worker.replica.buffers.counts(),
             "published": worker.publisher.number,
             "best": worker.publisher.best,
+            "went": list(worker.publisher.went),
         }
         if worker.strategy.replicated:
             tree["replica"] = worker.replica.shared()

@@ -157,5 +157,5 @@ class JointState:
         with self.lock:
             fresh = [v.to(torch.float32, copy=True) if isinstance(v, Tensor) else v for v in tree["state"]]
             self.state = type(self.state)(*fresh)
-            self.landed, self.version = int(tree["landed"]), int(tree["version"])
+            self.landed, self.version = int(tree["landed"]), int(tree.get("version", 0))
             self.cuts = Cuts.from_json(tree["cuts"])

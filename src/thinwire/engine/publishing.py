@@ -44,6 +44,10 @@ class Publisher:
         self._worker, self._save_part = worker, save_part
         self.number = 0
         """Publications seen so far."""
+        self.went = (0, 0)
+        """The name of the last one that came from a table."""
+        self.outstanding = 0
+        """Those this worker has announced, as the first, and not taken up."""
         self.asked_to_stop: str | None = None
         self._pending: list[_Publication] = []
         self._deferred: list[Landed] = []
@@ -76,6 +80,7 @@ class Publisher:
                 | ({"stop": self.asked_to_stop} if stop or "stop" in note else {})
             )
             self._announced[round] = note
+            self.outstanding += 1
         return note
 
     def _due(self) -> tuple[bool, bool]:
@@ -130,8 +135,12 @@ class Publisher:
         note = max(notes, key=lambda n: int(n["publish"]))
         self.take_up(note, landed.model if landed.model is not None else self._vector(), landed.joint)
 
-    def take_up(self, note: dict[str, Any], model: Tensor, joint: dict[str, Any] | None) -> None:
-        """Publishes a model that every worker has the same copy of."""
+    def take_up(
+        self, note: dict[str, Any], model: Tensor, joint: dict[str, Any] | None, name: tuple[int, int] = (0, 0)
+    ) -> None:
+        """Publishes a model that every worker has the same copy of; a table names its publications."""
+        self.went = max(self.went, name)
+        self.outstanding = max(0, self.outstanding - 1)
         if "stop" in note:
             self._worker.stop()
         self._publish(self.number + 1, model, joint, note.get("save"), bool(note.get("evaluate")))
@@ -228,7 +237,7 @@ class Publisher:
         if self._save_part is None or name is None:
             return
         trees: dict[str, object] = {f"worker-{worker.plan.worker}": publication.own}
-        if worker.lead:
+        if worker.lead and publication.joint is not None:
             joint: dict[str, Any] = {
                 "joint": publication.joint,
                 "model": worker.replica.state_of(publication.model, buffers),
@@ -289,7 +298,8 @@ class Publisher:
         self.number = number
         if plan.checkpoint_every is not None:
             own = worker_tree(worker)
-            self._save(_Publication(number, model, worker.joint.tree(), self._name(number), own, False), buffers)
+            name = f"{number:06d}-final"  # the same on all, whose steps may differ by now
+            self._save(_Publication(number, model, worker.joint.tree(), name, own, False), buffers)
         for write in self._writes:
             write.result(timeout=plan.deadlines.conclude_s)
         self._io.shutdown()
@@ -305,6 +315,7 @@ class Publisher:
             key = f"joint:{FINAL}"
             worker.exchange.view(key)
             worker.wait(lambda: key in worker.averaged, "the joint model", worker.plan.deadlines.conclude_s)
+            self._agree()
             return worker.averaged[key].mean
         joint = worker.joint.model
         if joint is None:
@@ -317,6 +328,16 @@ class Publisher:
             worker.wait(lambda: key in worker.averaged, "the final mean", worker.plan.deadlines.conclude_s)
             worker.joint.settle(worker.averaged[key].mean)
         return joint.clone()
+
+    def _agree(self) -> None:
+        """Waits until all have the joint model and the publications that any of them has had."""
+        worker, key = self._worker, f"seen:{FINAL}"
+        patience_s = worker.plan.deadlines.conclude_s
+        worker.wait(lambda: not (worker.lead and self.outstanding), "the last publications", patience_s)
+        worker.exchange.average(key, torch.zeros(1), 1.0, {"number": self.number})
+        worker.wait(lambda: key in worker.averaged, "all workers to have the joint model", patience_s)
+        most = max(int(note.get("number", 0)) for note in worker.averaged[key].notes.values())
+        worker.wait(lambda: self.number >= most, f"publication {most}", patience_s)
 
     def _hand_back(self, state: dict[str, Tensor]) -> None:
         worker = self._worker

@@ -41,7 +41,8 @@ def resume(worker: Worker, joint: dict[str, Any], own: dict[str, Any] | None) ->
     worker.meter.load(own["meter"])
     worker.exchange.restore_residuals(own["residuals"])
     worker.shares = {Fragment(a, b): (s, r) for a, b, s, r in own["shares"]}
-    worker.pace.load(own["pace"])
+    if "pace" in own:
+        worker.pace.load(own["pace"])
     worker.loaded = True
     worker.totals = {int(k): int(v) for k, v in own["totals"].items()}
     worker.publisher.load(own["publisher"])

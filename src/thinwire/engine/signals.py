@@ -63,6 +63,7 @@ class Landed(NamedTuple):
 class Published(NamedTuple):
     """The joint model is to be published: every worker has the same copy of it."""
 
+    name: tuple[int, int]
     note: dict[str, Any]
     model: Tensor
     joint: dict[str, Any] | None

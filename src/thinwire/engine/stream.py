@@ -29,6 +29,7 @@ class Stream:
         self.values = torch.zeros(replica.parameters.size)
         self._feed: Callable[[list[int]], None] | None = None
         self._missing: list[int] = []
+        self._seen: set[int] = set()
         self._touched: list[list[int]] = []
         parameters = replica.parameters
         for offset, tensor in zip(parameters.offsets, parameters.tensors, strict=True):
@@ -41,7 +42,7 @@ class Stream:
     def begin(self, feed: Callable[[list[int]], None]) -> None:
         """From here on `feed` hears of tuples whose values no longer change."""
         self.values = torch.zeros(self._replica.parameters.size)
-        self._feed, self._missing = feed, list(self._parts)
+        self._feed, self._missing, self._seen = feed, list(self._parts), set()
 
     def end(self) -> None:
         """Backward is over: what it did not touch is zero; with a limit to its norm, all of it is sent only now."""
@@ -54,8 +55,10 @@ class Stream:
         self._feed = None
 
     def _made(self, index: int, parameter: Tensor) -> None:
-        if self._feed is None or parameter.grad is None or self._replica.spec.clip_norm is not None:
+        late = self._feed is None or index in self._seen
+        if late or parameter.grad is None or self._replica.spec.clip_norm is not None:
             return
+        self._seen.add(index)
         offset = self._replica.parameters.offsets[index]
         self.values[offset : offset + parameter.numel()].view(parameter.shape).copy_(parameter.grad)
         whole = []
@@ -63,7 +66,7 @@ class Stream:
             self._missing[key] -= 1
             if not self._missing[key]:
                 whole.append(key)
-        if whole:
+        if whole and self._feed is not None:
             self._feed(whole)
 
 
@@ -81,7 +84,8 @@ class Served:
         self._stream.begin(lambda keys: worker.exchange.feed(round, keys))
         values = Snapshot(self._stream.values, self._stream.values)
         weight = worker.strategy.weight(Share(round, 1, rows, worker.lead))
-        worker.send_off(round, fragment, values, weight, rate=worker.replica.rate)
+        scheduled = getattr(worker.strategy, "optimizer", None) is worker.replica.spec.optimizer
+        worker.send_off(round, fragment, values, weight, rate=worker.replica.rate if scheduled else None)
 
     def end(self) -> None:
         """It is made: waits while too many are on their way."""

@@ -43,7 +43,7 @@ class Tuner:
 
     def note(self, round: int) -> dict[str, Any]:
         """What to say in a round's note: a new setting, when the strategy sees from what was measured that one fits."""
-        if not self._samples or not _looked_at(round):
+        if not self._samples or not _looked_at(round) or self._worker.strategy.timing == "async":
             return {}
         worker, link = self._worker, self._link()
         current = worker.joint.cuts.newest

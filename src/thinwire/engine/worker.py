@@ -262,7 +262,7 @@ class Worker:
         elif isinstance(signal, Formed):
             self._form(signal)
         elif isinstance(signal, Published):
-            self.publisher.take_up(signal.note, signal.model, signal.joint)
+            self.publisher.take_up(signal.note, signal.model, signal.joint, signal.name)
         elif isinstance(signal, Noted):
             self._note(signal)
         elif isinstance(signal, Averaged):
@@ -313,17 +313,24 @@ class Worker:
         was_alone = self.alone and bool(self.members)
         self.members, self.lead, self.generation = formed.members, formed.lead, formed.generation
         self._needs_state, self.total_rows = formed.needs_state, formed.total_rows
+        self.publisher.outstanding *= self.lead  # what another announced is not this worker's to wait for
         for worker, rows in formed.totals.items():
             self.totals[worker] = max(self.totals.get(worker, 0), rows)
+        model = None
         if formed.restart or (was_alone and not self.alone):
-            self.joint.set_model(self.replica.vector.detach().cpu())
+            model = self.replica.vector.detach().to("cpu", copy=True)
+            if not self._async:
+                self.joint.set_model(model)
+        if was_alone and not self.alone and self._async:  # what it did alone is no part of what strategies look at
+            self.state.open(self.replica.vector)
+            self.pace.start(self.meter.steps)
         if formed.position is not None and not self._stepped:
             self.loaded = False
             self.meter.position = formed.position
             self.meter.steps = self.replica.steps = formed.steps
             self.meter.rows = formed.totals.get(self.plan.worker, 0)
             self.pace.first_loss = formed.first_loss
-        self.exchange.put(formed.generation)
+        self.exchange.put(formed.generation, model)
         self._report(time.monotonic())
         if self._finished:  # whoever gave this worker up, and took it back, has forgotten that
             self.say("finished")
@@ -332,7 +339,7 @@ class Worker:
     def _note(self, noted: Noted) -> None:
         """Another worker says how far it is; whoever is done itself still decides what to publish."""
         self.totals[noted.worker] = max(self.totals.get(noted.worker, 0), int(noted.note.get("rows", 0)))
-        if self.lead and self._finished:
+        if self.lead and self._finished and "conclude" not in self.told:
             self.exchange.announce(self._account() | self.publisher.note(-1))
 
     def _catch_up(self, caught: Caught) -> None:

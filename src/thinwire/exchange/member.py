@@ -13,6 +13,7 @@ How training's own traffic moves is left to a subclass: `Mesh` in rounds of all 
 
 from __future__ import annotations
 
+import logging
 import queue
 import time
 from abc import ABC, abstractmethod
@@ -26,7 +27,7 @@ from thinwire.engine.joint import JointState
 from thinwire.engine.ports import COORDINATOR, Header, Link, Message
 from thinwire.engine.signals import Asked, Averaged, Caught, CutOffError, Formed, Signal, Told
 from thinwire.engine.snapshot import Snapshot
-from thinwire.errors import ProtocolError
+from thinwire.errors import ProtocolError, ThinwireError
 from thinwire.exchange.keys import number
 from thinwire.exchange.parcel import Parcel, pieces
 from thinwire.exchange.residuals import Residuals
@@ -35,14 +36,20 @@ from thinwire.exchange.seat import Seat, Trees
 from thinwire.parameters import Fragment
 from thinwire.rules.compression import codec, warm_up
 
-BEAT_S = 0.5
-REJOIN_S = 3.0
+REFUSED = (ArithmeticError, AttributeError, LookupError, RuntimeError, ThinwireError, TypeError, ValueError)
+"""What taking in a peer's message may raise when it does not fit."""
+MOST_LOGGED, BEAT_S, REJOIN_S = 8, 0.5, 3.0
 TICK_S = 0.05
 """How often a round is looked at that may have to end without all; otherwise this thread only wakes for messages."""
 
 
+_log = logging.getLogger("thinwire.exchange")
+
+
 class Member(ABC):
     """The machine. `command`, `claim` and `next_round` are safe on any thread; the rest belongs to one."""
+
+    tuples: Sequence[Fragment] = ()
 
     def __init__(
         self,
@@ -60,14 +67,7 @@ class Member(ABC):
         strategy = joint.strategy
         self._resend = strategy.settles and strategy.quorum < 1.0
         self.residuals = Residuals(joint.size, resend=self._resend)
-        self._rounds = Rounds(
-            seat.worker,
-            self._send,
-            self.residuals.lane,
-            quorum=strategy.quorum,
-            grace_s=strategy.grace_s,
-            longest=joint.size + (1 << 24),  # one-off means, of buffers say, may be longer than the model
-        )
+        self._rounds = self._make_rounds()
         self.signals: queue.SimpleQueue[Signal] = queue.SimpleQueue()
         """What the main thread is to hear, in order."""
         self._commands: deque[Callable[[], None]] = deque()
@@ -88,6 +88,11 @@ class Member(ABC):
         self._last_beat = self._heard = self._joined_at = time.monotonic()
         self.bytes_sent = 0
 
+    def _make_rounds(self) -> Rounds:
+        strategy, longest = self._joint.strategy, self._joint.size + (1 << 24)  # means of buffers may be longer
+        settings: dict[str, Any] = {"quorum": strategy.quorum, "grace_s": strategy.grace_s, "longest": longest}
+        return Rounds(self._seat.worker, self._send, self.residuals.lane, **settings)
+
     # -- training's own traffic -------------------------------------------------------------------------------------
 
     @property
@@ -105,8 +110,6 @@ class Member(ABC):
     ) -> None:
         """Launches a claimed round."""
 
-    tuples: Sequence[Fragment] = ()
-
     def feed(self, round: int, keys: list[int]) -> None:
         """Sends tuples of a round whose values come one after the other."""
         raise NotImplementedError
@@ -115,13 +118,12 @@ class Member(ABC):
     def _holds(self, header: Header) -> bool:
         """Whether this worker has what the reference of a commit has."""
 
+    @abstractmethod
     def _pause(self) -> None:
         """Lands what can be landed: a generation is about to form."""
-        return
 
     def _told(self) -> Header:
-        """What else to answer to a prepare."""
-        return {}
+        return {}  # what else to answer to a prepare
 
     @abstractmethod
     def _go_on(self, header: Header, given_up: list[Launch]) -> None:
@@ -131,8 +133,8 @@ class Member(ABC):
         """Whether the joint model is lost, and this worker's replica takes its place."""
         return False
 
-    def open(self, generation: int) -> None:
-        """The main thread has heard of the generation; the joint state here is what it goes on with."""
+    def open(self, generation: int, model: Tensor | None) -> None:
+        """The main thread has heard of the generation, and gives its replica where that is the joint model."""
         return
 
     def view(self, key: str) -> None:
@@ -151,6 +153,9 @@ class Member(ABC):
         """The joint state has come."""
         return
 
+    def _caught(self) -> None:
+        return  # the main thread has been told of it
+
     def _asked(self, peer: int) -> None:
         """A peer needs the joint state, from the main thread."""
         self.signals.put(Asked(peer))
@@ -158,10 +163,6 @@ class Member(ABC):
     def _receive(self, message: Message) -> None:
         """Takes in a peer's message of another kind than this class knows."""
         return
-
-    def _wait_s(self) -> float:
-        """How long a turn may sleep; until the next heartbeat at most."""
-        return TICK_S if self._rounds.waiting else BEAT_S
 
     def _waiting_for(self) -> dict[str, list[int]]:
         """What is under way, and whom each waits for."""
@@ -216,15 +217,15 @@ class Member(ABC):
     def turn(self) -> None:
         """One round of messages, commands, rounds and beats."""
         until_beat = max(TICK_S, self._last_beat + BEAT_S - time.monotonic())
-        for message in self._link.receive(min(self._wait_s(), until_beat)):
+        for message in self._link.receive(TICK_S if self._rounds.waiting else until_beat):
             if message.sender == COORDINATOR:
                 self._heard = time.monotonic()
                 self._from_coordinator(message.header)
             else:
                 try:
                     self._from_peer(message)
-                except (KeyError, TypeError, ValueError, OverflowError):
-                    self._rounds.refused += 1
+                except REFUSED as error:
+                    self._refuse(message.sender, error)
         while self._commands:
             self._commands.popleft()()
         if not self._frozen:
@@ -238,10 +239,16 @@ class Member(ABC):
                 "it has probably ended, so this worker ends too"
             )
 
+    def _refuse(self, sender: int, error: Exception) -> None:
+        """Counts a message that is not what it must be; the first ones are logged."""
+        self._rounds.refused += 1
+        if self._rounds.refused <= MOST_LOGGED:
+            _log.warning("worker %s refused a message of worker %s: %s", self._seat.worker, sender, error)
+
     def beat(self) -> None:
         self._last_beat = time.monotonic()
-        header: Header = {"t": "beat", "a": self._seat.attempt, "landed": self._joint.landed}
-        header |= {"waiting": self._waiting_for(), "bytes": self.bytes_sent, "progress": self.progress}
+        header: Header = {"t": "beat", "a": self._seat.attempt, "landed": self._joint.landed, "bytes": self.bytes_sent}
+        header |= {"waiting": self._waiting_for(), "progress": self.progress}
         header["refused"] = self._rounds.refused + getattr(self._link, "refused", 0)
         self._link.send(COORDINATOR, header)
 
@@ -354,6 +361,7 @@ class Member(ABC):
         self._caught_published = int(tree.get("published", 0))
         self._loaded()
         self.signals.put(Caught(tree, old))
+        self._caught()
 
     # -- means ------------------------------------------------------------------------------------------------------
 

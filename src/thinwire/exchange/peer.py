@@ -98,9 +98,9 @@ class Peer:
         launch = Launch(key, Fragment(0, values.numel()), "float32", values, weight, note)
         self.member.command(lambda: self.member.launch(launch))
 
-    def put(self, generation: int) -> None:
-        """The joint state here is what a generation goes on with, where this worker is its reference."""
-        self.member.command(lambda: self.member.open(generation))
+    def put(self, generation: int, model: Tensor | None) -> None:
+        """What a generation goes on with, where this worker is its reference: the joint state here, or this model."""
+        self.member.command(lambda: self.member.open(generation, model))
 
     def view(self, key: str) -> None:
         """Asks for the joint model as it is on its servers, under a key; it comes as a mean of one does."""

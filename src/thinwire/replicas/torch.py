@@ -98,7 +98,7 @@ class TorchReplica:
         self._objective = Objective(spec.loss)
         self._metrics = metrics_of(spec.metrics)
         self._unchecked: list[tuple[int, Tensor]] = []
-        self._newest = 0.0
+        self._newest: float | None = None
         self._seed(worker)
 
     @property
@@ -171,9 +171,9 @@ class TorchReplica:
     def _later(self, loss: Tensor) -> float:
         """On a GPU reading every loss would stall it: they are read sixteen at a time."""
         self._unchecked.append((self.steps + 1, loss))
-        if len(self._unchecked) >= 16:
+        if self._newest is None or len(self._unchecked) >= 16:
             self.check()
-        return self._newest
+        return self._newest or 0.0
 
     def _diverged(self, step: int, value: float) -> DivergedError:
         return DivergedError(f"the loss became {value} at step {step}")

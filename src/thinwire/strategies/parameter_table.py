@@ -26,7 +26,7 @@ class ParameterTable(Served):
         consistency: "strict" waits for all workers at every step, which then equals one worker with all their rows;
             "eventual" applies a group's gradients as they come.
         groups: worker groups; the workers of one wait for each other, groups do not. "each" makes every worker one.
-        ahead: steps that a worker may make while replies to its gradients are on their way; eventual only.
+        ahead: steps that a worker may make while replies to its gradients are on their way, where it waits for nobody.
         staleness: by how many updates a worker may be ahead of the slowest (stale synchronous parallel); None: any.
         compensation: λ of delay compensation (DC-ASGD), for gradients of parameters that have changed since; 0: none.
         optimizer: makes the servers' optimizer from parameters; None takes the one that `fit` is given.
@@ -60,7 +60,8 @@ class ParameterTable(Served):
 
     @property
     def in_flight(self) -> int:
-        return 1 if self.strict or self.compensation else 1 + self.ahead
+        waits = self.strict or self.compensation or self.groups != "each"
+        return 1 if waits else 1 + self.ahead
 
     def group_of(self, worker: int) -> int:
         return worker if self.groups == "each" else worker % self.groups

@@ -9,7 +9,10 @@ from torch import Tensor
 
 from thinwire.rules import elastic
 from thinwire.strategies.base import Joint, Measured, Setting, Strategy, Timing
-from thinwire.strategies.checks import at_least, count_or, within
+from thinwire.strategies.checks import count_or, within
+
+MOST_TUPLE = 4_000_000
+"""Elements: with an optimizer's state beside them they still fit into one message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +35,7 @@ class Served(Strategy):
     def __post_init__(self) -> None:
         count_or(self, "spread", servers=self.servers)
         count_or(self, "auto", log_every=self.log_every)
-        at_least(self, 1, tuple_size=self.tuple_size)
+        within(self, 1, MOST_TUPLE, tuple_size=self.tuple_size)
 
     @property
     def strict(self) -> bool:

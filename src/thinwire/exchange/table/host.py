@@ -7,6 +7,7 @@ copy; or there is none, and the reference puts in what it has.
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ from thinwire.exchange.table.server import Book, Reply, Server, Update
 from thinwire.rules.table import keeper
 from thinwire.strategies import Served
 
-MOST_QUEUED = 4096
+MOST_QUEUED = 1 << 16
 WAITS = ("update", "get", "mark")
 """What a host can only answer when all its tuples are there."""
 
@@ -59,6 +60,7 @@ class Host(Member):
         """Tuples hosted here that are still on their way."""
         self._moving: dict[int, dict[str, Any]] = {}
         """Tuples sent on to another host that has not said that they came."""
+        self._came: set[int] = set()
         self._queue: deque[Message] = deque()
         self._early: list[Message] = []
         self._done: set[int] = set()
@@ -77,24 +79,30 @@ class Host(Member):
 
     def _pause(self) -> None:
         self._take_up_completed()
+        self._frozen = True  # so that nothing new is begun
         self._settle()
 
     def _settle(self) -> None:
         """Waits for updates that other threads are making, and answers them."""
-        for running in list(self._running):
-            running.result()
-        while self._commands:
-            self._commands.popleft()()
+        while True:
+            for running in list(self._running):
+                running.result()
+            while self._commands:
+                self._commands.popleft()()
+            if not self._running:
+                return
+            time.sleep(0.0005)  # its end is about to be told
 
     def _told(self) -> Header:
+        generation = self._rounds.generation
         if len(self._rounds.members) < 2:  # then the replica was the joint model, whatever is in the table
-            return {"more": Answer(self._since, 0, (), (), (), {}).to_json()}
+            return {"more": Answer(generation, 0, (), (), (), {}).to_json()}
         hosted, line = self._hosted(), self._plan.line if self._plan else 0
         due = tuple(s for s in hosted if self._awaited & set(self.layout.keys(s)))
         still = {self.layout.server_of[key] for key in self._moving}
         whole = tuple(s for s in still if all(key in self._moving for key in self.layout.keys(s)))
         live = tuple(s for s in hosted if s not in due)
-        return {"more": Answer(self._since, line, live, due, whole, self._log.kept()).to_json()}
+        return {"more": Answer(generation, line, live, due, whole, self._log.kept()).to_json()}
 
     def _hosted(self) -> list[int]:
         host = self._plan.host if self._plan else ()
@@ -108,7 +116,6 @@ class Host(Member):
             self.layout,
             self._rounds.members,
             answers,
-            since=since,
             reference=reference,
             generation=int(header["g"]),
         )
@@ -119,7 +126,9 @@ class Host(Member):
         me, found, moving = self._seat.worker, self._plan, self._moving
         assert found is not None
         self._queue.clear()
-        self._moving = {}
+        self._moving, self._came = {}, set()
+        if found.kind == "put":
+            self._log.clear()  # of another model's line
         self._done &= set(self._rounds.members)
         for gone in {w for book in self.server.books.values() for w in book.replies} - set(self._rounds.members):
             self.server.forget(gone)
@@ -143,10 +152,12 @@ class Host(Member):
             self._copy_checkpoints()
         self._count()
 
-    def open(self, generation: int) -> None:
+    def open(self, generation: int, model: Tensor | None) -> None:
         """Puts in what the main thread goes on with, where this worker is the reference and all else is lost."""
         found, reference = self._plan, self._agreed[0] == self._seat.worker
         if generation == self._rounds.generation and found is not None and found.kind == "put" and reference:
+            if model is not None:
+                self._joint.set_model(model)
             for key in range(len(self.layout.fragments)):
                 self._hand(key, self.server.tree(key, Book(self._joint.version)))
 
@@ -178,7 +189,11 @@ class Host(Member):
         self._tell(sender, {"t": "moved", "k": key})
 
     def _on_moved(self, sender: int, header: Header, payload: memoryview | None) -> None:
-        self._moving.pop(self._key(header), None)
+        """Once all tuples of a server have come there, they need not be kept here."""
+        server = self.layout.server_of[self._key(header)]
+        self._came.add(self._key(header))
+        if self._came.issuperset(self.layout.keys(server)):
+            self._moving = {key: tree for key, tree in self._moving.items() if self.layout.server_of[key] != server}
 
     def _load(self, tree: dict[str, Any]) -> None:
         """What is hosted here is newer than what a peer hands over."""
@@ -227,6 +242,9 @@ class Host(Member):
         values = as_values(payload, self.layout.fragments[key].size)
         rate = None if header.get("rate") is None else float(header["rate"])
         update = Update(sender, (int(header["a"]), int(header["n"])), weight, values, rate)
+        if sender in self._done:
+            self._done.discard(sender)
+            self._count()
         if self._pool is None:
             self._answer(self.server.update(key, update))
             return
@@ -244,7 +262,7 @@ class Host(Member):
                 self._landed(reply)
                 continue
             header = self._stamped("reply") | {"k": reply.key, "n": reply.number, "v": reply.version}
-            header |= {"to": self._rounds.attempts.get(reply.worker, -1), "e": reply.values is None}
+            header |= {"to": reply.attempt, "e": reply.values is None}
             self._send(reply.worker, header, None if reply.values is None else reply.values.numpy().data)
 
     def _on_done(self, sender: int, header: Header, payload: memoryview | None) -> None:
@@ -285,8 +303,9 @@ class Host(Member):
 
     def _receive(self, message: Message) -> None:
         header, kind = message.header, str(message.header["t"])
+        fenced = self._rounds.attempts.get(message.sender) != header["a"]
         if kind == "reply":  # of whatever generation: the number says what it is the reply to
-            if header["to"] == self._seat.attempt:
+            if header["to"] == self._seat.attempt and not fenced:
                 self._take_reply(message)
             return
         generation = int(header["g"])
@@ -295,11 +314,10 @@ class Host(Member):
                 raise ValueError("too many messages of a generation not heard of")
             self._early.append(message)
             return
-        fenced = self._rounds.attempts.get(message.sender) != header["a"]
         if generation < self._rounds.generation or self._frozen or fenced:
             return
         if kind in WAITS and self._awaited:
-            if len(self._queue) >= MOST_QUEUED:
+            if len(self._queue) >= MOST_QUEUED and message.sender != self._seat.worker:
                 raise ValueError("too many messages for tuples that have yet to come")
             self._queue.append(message)
             return
@@ -311,7 +329,8 @@ class Host(Member):
     def _take_reply(self, message: Message) -> None:
         key, header = self._key(message.header), message.header
         values = None if header["e"] else as_values(message.payload, self.layout.fragments[key].size)
-        self._landed(Reply(self._seat.worker, key, int(header["n"]), int(header["v"]), values))
+        own = self._seat
+        self._landed(Reply(own.worker, own.attempt, key, int(header["n"]), int(header["v"]), values))
 
     def _key(self, header: Header) -> int:
         key = int(header["k"])

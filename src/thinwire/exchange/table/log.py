@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import struct
 import tempfile
 from typing import IO, Any
@@ -11,6 +12,7 @@ from thinwire.exchange.table.plan import Layout, Mark
 
 KEPT = 3
 """Checkpoints kept of each server: of two that are being written at once, the one before is complete."""
+_log = logging.getLogger("thinwire.table")
 _LENGTH = struct.Struct("<IQ")
 
 
@@ -51,9 +53,15 @@ class Log:
     def append(self, key: int, mark: Mark, record: bytes | memoryview) -> None:
         """Adds one tuple; the oldest checkpoints of its server go."""
         segments = self._segments.setdefault(self._layout.server_of[key], {})
-        if mark not in segments:
-            segments[mark] = _Segment()
-        segments[mark].append(key, record)
+        try:
+            if mark not in segments:
+                segments[mark] = _Segment()
+            segments[mark].append(key, record)
+        except OSError as error:  # no room: an older checkpoint is better than the end of the run
+            _log.warning("a checkpoint of tuples could not be kept: %s", error)
+            if mark in segments:
+                segments.pop(mark).close()
+            return
         for old in sorted(segments)[:-KEPT]:
             segments.pop(old).close()
 

@@ -13,6 +13,7 @@ next one begins; if nobody did, nobody has taken it up, and it is announced agai
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,9 @@ from thinwire.exchange.table.plan import Layout
 Name = tuple[int, int]
 """The generation in which a publication was announced, and its number there."""
 Tell = Callable[[int, dict[str, Any]], None]
-Emit = Callable[[dict[str, Any], Tensor, dict[int, list[Any]]], None]
+Emit = Callable[[Name, dict[str, Any], Tensor, dict[int, list[Any]]], None]
+AGAIN_S = 20.0
+"""After so long a publication that not all have is announced again, under another name."""
 MOST_OPEN = 8
 
 
@@ -60,7 +63,7 @@ class Publications:
         self._open: dict[Name, _Pages] = {}
         self._asked: deque[dict[str, Any]] = deque()
         self._announced: tuple[Name, dict[str, Any], set[int]] | None = None
-        self._count = 0
+        self._count, self._announced_at = 0, 0.0
         self.went: Name = (0, 0)
         """The last publication that was taken up here."""
         self._generation = 0
@@ -75,7 +78,7 @@ class Publications:
         if self._announced is None and self._asked:
             self._count += 1
             name, note = (self._generation, self._count), self._asked.popleft()
-            self._announced = (name, note, set())
+            self._announced, self._announced_at = (name, note, set()), time.monotonic()
             for member in self._members:
                 self._tell(member, {"t": "mark", "p": list(name), "n": note})
 
@@ -123,12 +126,19 @@ class Publications:
             self._announce()
 
     def go(self, name: Name) -> None:
-        """All have it: it is taken up."""
-        found = self._open.pop(name, None)
+        """All have it: it is taken up, where it was not before."""
+        found = self._open.pop(name, None) if name > self.went else None
         if found is not None and found.complete:
             assert found.note is not None
-            self.went = max(self.went, name)
-            self._emit(found.note, found.model, found.tuples)
+            self._open = {other: pages for other, pages in self._open.items() if other > name}
+            self._emit(name, found.note, found.model, found.tuples)
+
+    def tick(self, now: float) -> None:
+        """Announces again what somebody has been waiting for too long."""
+        if self._announced is not None and now - self._announced_at > AGAIN_S:
+            self._asked.appendleft(self._announced[1])
+            self._announced = None
+            self._announce()
 
     def begin(self, generation: int, members: tuple[int, ...], me: int, went: Name) -> None:
         """A generation has begun; somebody in it had taken up publications until `went`."""
@@ -136,7 +146,6 @@ class Publications:
             if name <= went:
                 self.go(name)
         again = [] if self._announced is None or self._announced[0] <= went else [self._announced[1]]
-        self.went = max(self.went, went)
         self._open, self._announced, self._count = {}, None, 0
         self._generation, self._members = generation, members
         if me == members[0]:

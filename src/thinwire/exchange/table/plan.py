@@ -30,7 +30,7 @@ class Answer(NamedTuple):
     """What a worker says of its servers when a generation is about to form."""
 
     since: int
-    """The newest generation it shared in; what it holds is of no use where others went on without it."""
+    """The newest generation it was in; what it holds is of no use where others went on without it."""
     line: int
     live: tuple[int, ...]
     """Servers that it hosts, with all their tuples."""
@@ -77,13 +77,13 @@ def plan(
     members: Sequence[int],
     answers: Mapping[int, Answer],
     *,
-    since: int,
     reference: int,
     generation: int,
 ) -> Plan:
-    """The plan of a generation, from what its members answered; `since` is the newest that any of them shared in."""
+    """The plan of a generation, from what its members answered."""
     host = hosts(layout.servers, members)
-    heard = {worker: a for worker, a in sorted(answers.items()) if since and a.since == since}
+    newest = max((answer.since for answer in answers.values()), default=0)
+    heard = {worker: a for worker, a in sorted(answers.items()) if newest and a.since == newest}
     filled = [server for server in range(layout.servers) if layout.keys(server)]
     live = {server: _holders(server, heard) for server in filled}
     if heard and all(live.values()):

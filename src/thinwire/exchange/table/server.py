@@ -39,6 +39,7 @@ class Reply(NamedTuple):
     """What a worker is sent back."""
 
     worker: int
+    attempt: int
     key: int
     number: int
     version: int
@@ -100,7 +101,7 @@ class Server:
             book.version += 1
             book.replies[update.worker] = reply
             self._log(key, book)
-            return [Reply(update.worker, key, update.stamp[1], book.version, reply)]
+            return [_reply(update, key, book, reply)]
 
     def _known(self, key: int, book: Book, update: Update) -> Reply | None:
         """What was answered to an update that has come before."""
@@ -109,12 +110,13 @@ class Server:
         values = book.replies.get(update.worker)
         if values is None and self._strategy.subject == "gradients":
             values = self._now(key).clone()
-        return Reply(update.worker, key, update.stamp[1], book.version, values)
+        return _reply(update, key, book, values)
 
     def _apply(self, key: int) -> list[Reply]:
         book, replies = self.books[key], list[Reply]()
-        slowest = min(book.clocks.values(), default=0)
-        for worker in self._counted():
+        counted = self._counted()
+        slowest = min((clock for worker, clock in book.clocks.items() if worker in counted), default=0)
+        for worker in counted:
             book.clocks.setdefault(worker, slowest)
         heard = {group: workers & book.pending.keys() for group, workers in self.wanted.items()}
         strict = self._strategy.strict
@@ -129,7 +131,7 @@ class Server:
                 book.merged[update.worker] = update.stamp
                 book.replies[update.worker] = reply
                 book.clocks[update.worker] += 1
-                replies.append(Reply(update.worker, key, update.stamp[1], book.version, reply))
+                replies.append(_reply(update, key, book, reply))
             self._log(key, book)
         return self._let_go(book, replies)
 
@@ -194,6 +196,10 @@ class Server:
         for book in self.books.values():
             for kept in (book.replies, book.pending, book.clocks):
                 kept.pop(worker, None)
+
+
+def _reply(update: Update, key: int, book: Book, values: Tensor | None) -> Reply:
+    return Reply(update.worker, *update.stamp[:1], key, update.stamp[1], book.version, values)
 
 
 def _mean(updates: list[Update]) -> Tensor:

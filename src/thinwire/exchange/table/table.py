@@ -22,9 +22,12 @@ from thinwire.engine.snapshot import Snapshot
 from thinwire.exchange.rounds import Launch
 from thinwire.exchange.seat import Seat
 from thinwire.exchange.table.host import Host, as_values
-from thinwire.exchange.table.pages import Publications, name_of
+from thinwire.exchange.table.pages import Name, Publications, name_of
 from thinwire.exchange.table.server import Reply
 from thinwire.parameters import Fragment
+
+AGAIN_S = 20.0
+"""After so long what was asked for is asked for again."""
 
 
 @dataclass
@@ -51,6 +54,7 @@ class _View:
     """The name under which the main thread asked; None on behalf of a peer."""
     peer: int
     missing: set[int] = field(default_factory=set)
+    asked: float = 0.0
 
 
 class Table(Host):
@@ -63,6 +67,7 @@ class Table(Host):
         self._flights: dict[int, _Flight] = {}
         self._views: list[_View] = []
         self._notes: deque[dict[str, Any]] = deque()
+        self._unseen: list[Published] = []
         self._pages = Publications(self.layout, joint.size, self._tell, self._published)
         self.tuples = self.layout.fragments
 
@@ -78,6 +83,11 @@ class Table(Host):
             round = self._next_round
             self._next_round += 1
         return round, Fragment(0, self._joint.size)
+
+    def join(self) -> None:
+        with self._numbering:  # a checkpoint may have been loaded since this was made
+            self._next_round = max(self._next_round, self._joint.landed)
+        super().join()
 
     # -- updates ----------------------------------------------------------------------------------------------------
 
@@ -135,7 +145,17 @@ class Table(Host):
         waits = super()._waiting_for()
         for round, flight in self._flights.items():
             waits[f"table:{round}"] = sorted({self.host(key) for key in flight.missing}) if self._plan else []
+        if self._awaited and self._plan is not None:
+            waits["tuples"] = sorted({self._plan.source[self.layout.server_of[key]] for key in self._awaited})
         return waits
+
+    def _work(self) -> None:
+        super()._work()
+        now = time.monotonic()
+        self._pages.tick(now)
+        for view in self._views:
+            if now - view.asked > AGAIN_S:  # a connection that broke may have taken something with it
+                self._ask(view)
 
     # -- what the first worker knows and decides --------------------------------------------------------------------
 
@@ -176,8 +196,6 @@ class Table(Host):
         held, self._held = self._held, deque()
         for launch in [*given_up, *held]:
             self._start_round(launch)
-        if self._needs_state:
-            self._flights = {}
         went = max(name_of(answer["went"]) for answer in header["more"].values())
         self._bring()
         self._pages.begin(self._rounds.generation, self._rounds.members, self._seat.worker, went)
@@ -194,9 +212,12 @@ class Table(Host):
         notes, self._notes = self._notes, deque()
         for note in notes:
             self.announce(note)
+        if not self._needs_state:
+            self._caught()
 
     def _load(self, tree: dict[str, Any]) -> None:
         """A worker's own numbers never go back: servers know its updates by them. What was under way is over."""
+        self._pages.went = max(self._pages.went, name_of(tree["went"]))
         self._settle()
         tree["joint"]["landed"] = max(int(tree["joint"]["landed"]), self.next_round)
         self._flights = {}
@@ -205,6 +226,14 @@ class Table(Host):
     def _loaded(self) -> None:
         with self._numbering:
             self._next_round = max(self._next_round, self._joint.landed)
+
+    def _caught(self) -> None:
+        """Publications that came before the joint state are taken up after it, save those that it had seen."""
+        early, self._unseen = self._unseen, []
+        for published in early:
+            if published.name > self._pages.went:
+                self._pages.went = published.name
+                self.signals.put(published)
 
     # -- the whole joint state --------------------------------------------------------------------------------------
 
@@ -221,7 +250,11 @@ class Table(Host):
     def _look(self, view: _View) -> None:
         view.missing = set(range(len(self.layout.fragments)))
         self._views.append(view)
-        for key in range(len(self.layout.fragments)):
+        self._ask(view)
+
+    def _ask(self, view: _View) -> None:
+        view.asked = time.monotonic()
+        for key in sorted(view.missing):
             self._tell(self.host(key), {"t": "get", "k": key})
 
     def _on_value(self, sender: int, header: Header, payload: memoryview | None) -> None:
@@ -236,6 +269,7 @@ class Table(Host):
             if view.missing:
                 continue
             self._views.remove(view)
+            self._joint.version = min((book.version for book in self.server.books.values()), default=0)
             if view.key is None:
                 self.signals.put(Asked(view.peer))
             else:
@@ -275,7 +309,7 @@ class Table(Host):
         if sender == self._rounds.members[0]:
             self._pages.go(name_of(header["p"]))
 
-    def _published(self, note: dict[str, Any], model: Tensor, tuples: dict[int, list[Any]]) -> None:
+    def _published(self, name: Name, note: dict[str, Any], model: Tensor, tuples: dict[int, list[Any]]) -> None:
         joint, version = None, min((book.version for book in self.server.books.values()), default=0)
         if tuples:
             joint = self._joint.tree() | {"version": version}
@@ -285,4 +319,9 @@ class Table(Host):
                         self.layout.fragments[key].of(field_).copy_(values[index])
                 else:
                     joint["state"][index] = tuples[0][index]
-        self.signals.put(Published(note, model, joint))
+        published = Published(name, note, model, joint)
+        if self._needs_state:
+            self._unseen.append(published)
+        else:
+            self._pages.went = max(self._pages.went, name)
+            self.signals.put(published)

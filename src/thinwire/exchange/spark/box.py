@@ -1,0 +1,147 @@
+"""An agent's box: a Unix socket in a private folder, which short tasks on the same machine find by the run's name.
+
+One visit is one connection: the visitor says what it brings and wants, the box answers. Frames are a length and bytes;
+headers are JSON, tensors raw. A folder of mode 0700 keeps other users out, and a token other runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import logging
+import os
+import socket
+import stat
+import struct
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from thinwire.errors import ProtocolError
+
+_log = logging.getLogger("thinwire.spark")
+_LENGTH = struct.Struct("<Q")
+MOST_HEADER, MOST_FRAME = 64 << 20, 8 << 30
+VISIT_S = 30.0
+Answer = tuple[dict[str, Any], list[memoryview]]
+Serve = Callable[[dict[str, Any], list[bytearray]], Answer]
+
+
+def folder(run: str) -> str:
+    """Where this machine's boxes of a run are."""
+    path = os.path.join(tempfile.gettempdir(), f"thinwire-{os.getuid()}-{run}")
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ProtocolError(f"{path} is not a private folder of this user; remove it")
+    return path
+
+
+class Box:
+    """An agent's end; `serve` is called for every visit, on a thread of its own."""
+
+    def __init__(self, run: str, token: str, name: str, serve: Serve) -> None:
+        self._token, self._serve = token, serve
+        self._path = os.path.join(folder(run), f"{name}.box")
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(self._path)
+        self._socket.listen(8)
+        self._open = True
+        self._thread = threading.Thread(target=self._run, name="box", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._open = False
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as waker:
+            waker.connect(self._path)
+        self._socket.close()
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.dirname(self._path))
+
+    def _run(self) -> None:
+        self._socket.settimeout(1.0)
+        while self._open:
+            try:
+                guest, _ = self._socket.accept()
+            except TimeoutError:
+                continue
+            except OSError:
+                return
+            with guest:
+                guest.settimeout(VISIT_S)
+                try:
+                    header, frames = receive(guest)
+                    if hmac.compare_digest(str(header.get("token", "")), self._token):
+                        send(guest, *self._serve(header, frames))
+                except Exception as error:  # whoever came with what does not fit: the next visitor may do better
+                    _log.warning("a visit failed: %s: %s", type(error).__name__, error)
+
+
+def boxes(run: str) -> Iterator[str]:
+    """The names of this machine's boxes of a run."""
+    path = os.path.join(tempfile.gettempdir(), f"thinwire-{os.getuid()}-{run}")
+    with contextlib.suppress(FileNotFoundError):
+        for name in sorted(os.listdir(path)):
+            if name.endswith(".box"):
+                yield name.removesuffix(".box")
+
+
+def visit(
+    run: str, token: str, name: str, header: dict[str, Any], frames: list[Any]
+) -> tuple[dict[str, Any], list[bytearray]] | None:
+    """One visit; None where nobody is at home: the box of an agent that is gone is taken away."""
+    path = os.path.join(tempfile.gettempdir(), f"thinwire-{os.getuid()}-{run}", f"{name}.box")
+    with socket.socket(socket.AF_UNIX) as door:
+        door.settimeout(VISIT_S)
+        try:
+            door.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            return None
+        try:
+            send(door, header | {"token": token}, frames)
+            return receive(door)
+        except (OSError, ProtocolError):
+            return None
+
+
+def send(door: socket.socket, header: dict[str, Any], frames: list[Any]) -> None:
+    """A header and frames of bytes."""
+    sizes = [memoryview(frame).nbytes for frame in frames]
+    text = json.dumps(header | {"sizes": sizes}).encode()
+    door.sendall(_LENGTH.pack(len(text)) + text)
+    for frame in frames:
+        door.sendall(frame)
+
+
+def receive(door: socket.socket) -> tuple[dict[str, Any], list[bytearray]]:
+    """A header and frames of bytes; lengths are checked before memory is taken."""
+    (length,) = _LENGTH.unpack(_exactly(door, _LENGTH.size))
+    if length > MOST_HEADER:
+        raise ProtocolError(f"a header of {length} bytes is over the limit")
+    header = json.loads(_exactly(door, length))
+    if not isinstance(header, dict):
+        raise ProtocolError("a header is a table")
+    sizes = [int(size) for size in header.pop("sizes")]
+    if any(size < 0 for size in sizes) or sum(sizes) > MOST_FRAME:
+        raise ProtocolError("frames over the limit")
+    return header, [_exactly(door, size) for size in sizes]
+
+
+def _exactly(door: socket.socket, size: int) -> bytearray:
+    found = bytearray(size)
+    view, got = memoryview(found), 0
+    while got < size:
+        count = door.recv_into(view[got:], size - got)
+        if not count:
+            raise ProtocolError("the other end has gone")
+        got += count
+    return found

@@ -1,0 +1,155 @@
+"""The asynchronous strategies through `fit`: consistency, checkpoints, what they send."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import thinwire as tw
+from thinwire import events
+from thinwire.errors import ConfigError
+from thinwire.models import mlp
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05)
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.002)
+
+
+def fit(strategy: tw.Strategy, **changes: Any) -> tw.Result:
+    settings: dict[str, Any] = {
+        "inputs": ["pixels"],
+        "optimizer": sgd,
+        "strategy": strategy,
+        "cluster": tw.Local(workers=3),
+        "epochs": 3,
+        "batch_size": 16,
+        "validation": 0.2,
+        "progress": False,
+    }
+    return tw.fit(changes.pop("model", mlp), "digits", **(settings | changes))
+
+
+def differ(one: nn.Module, other: nn.Module) -> float:
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return max(float((a - b).detach().abs().max()) for a, b in pairs)
+
+
+@pytest.mark.parametrize("optimizer", [sgd, adam], ids=["sgd", "adam"])
+@pytest.mark.parametrize("servers", [1, "spread"])
+def test_strict_consistency_is_synchronous_training(optimizer: Any, servers: Any) -> None:
+    """The mean of all gradients at every step, and one optimizer: to float tolerance the same parameters."""
+    table = fit(tw.ParameterTable(consistency="strict", servers=servers, tuple_size=700), optimizer=optimizer)
+    plain = fit(tw.Synchronous(), optimizer=optimizer)
+    assert table.summary["steps"] == plain.summary["steps"]
+    assert differ(table.model, plain.model) < 1e-4
+
+
+def test_groups_that_hold_all_workers_are_strict() -> None:
+    assert differ(fit(tw.ParameterTable(groups=1)).model, fit(tw.ParameterTable(consistency="strict")).model) < 1e-5
+
+
+@pytest.mark.parametrize("strategy", [tw.ParameterTable(), tw.EASGD(period=4)], ids=["table", "easgd"])
+def test_eventual_consistency_comes_close_to_synchronous(strategy: tw.Strategy) -> None:
+    """Within half a point and one of 359 validation rows, each with the learning rate that suits it."""
+    optimizer = larger_sgd if isinstance(strategy, tw.ParameterTable) else momentum
+    late = fit(strategy, epochs=30, optimizer=optimizer)
+    plain = fit(tw.Synchronous(), epochs=30, optimizer=momentum)
+    best = [max(row["val_accuracy"] for row in result.history) for result in (late, plain)]
+    assert best[0] >= best[1] - 0.005 - 1 / 359
+
+
+def larger_sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.2)
+
+
+def momentum(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [tw.EASGD(period=3), tw.EASGD(period=3, momentum=0.5), tw.DeepSpark(period=3), tw.ParameterTable()],
+    ids=["easgd", "eamsgd", "deepspark", "table"],
+)
+def test_a_run_resumes(strategy: tw.Strategy, tmp_path: Path) -> None:
+    out = str(tmp_path / "run")
+    first = fit(strategy, out=out, epochs=4, checkpoint_every=20, optimizer=adam)
+    again = fit(strategy, out=out, resume=out, epochs=8, optimizer=adam)
+    assert again.summary["rows"] == 8 * 1438
+    assert again.history[: len(first.history)] == first.history
+    assert again.history[-1]["val_loss"] < first.history[-1]["val_loss"]
+
+
+def test_a_server_s_optimizer_goes_on_where_the_checkpoint_was(tmp_path: Path) -> None:
+    """Strict runs are repeatable: a resumed one, Adam's moments at the servers, comes close to an unbroken one."""
+    strategy, out = tw.ParameterTable(consistency="strict"), str(tmp_path / "run")
+    fit(strategy, out=out, epochs=3, optimizer=adam)
+    resumed = fit(strategy, out=out, resume=out, epochs=6, optimizer=adam)
+    whole = fit(strategy, epochs=6, optimizer=adam)
+    assert differ(resumed.model, whole.model) < 0.02
+    assert resumed.history[-1]["val_loss"] == pytest.approx(whole.history[-1]["val_loss"], rel=0.02)
+
+
+def test_the_learning_rate_of_the_moment_goes_with_a_gradient() -> None:
+    """A scheduler that takes the rate to zero after an epoch: nothing moves from there on."""
+
+    def halt(optimizer: torch.optim.Optimizer) -> Any:
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1.0 if epoch == 0 else 0.0)
+
+    one = fit(tw.ParameterTable(consistency="strict"), epochs=1, scheduler=halt)
+    three = fit(tw.ParameterTable(consistency="strict"), epochs=3, scheduler=halt)
+    assert differ(one.model, three.model) < 1e-6
+
+
+def test_clipping_tied_and_unused_parameters_work_with_a_table() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 10)
+            self.tied = self.first.weight
+            self.unused = nn.Linear(5, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.flatten(1)
+            return self.last(torch.relu(self.first(x)) @ self.tied)
+
+    settings: dict[str, Any] = {"model": Odd, "clip_norm": 1.0, "optimizer": sgd}
+    table = fit(tw.ParameterTable(consistency="strict"), **settings)
+    plain = fit(tw.ParameterTable(consistency="strict", servers=1), **settings)
+    assert differ(table.model, plain.model) < 1e-4
+    free = fit(tw.ParameterTable(consistency="strict"), model=Odd)
+    assert free.summary["complete"]
+
+
+def test_deepspark_sends_less_than_easgd_of_the_same_first_period() -> None:
+    """As the loss falls its period grows: fewer bytes, and a loss as low."""
+    logs: dict[str, list[events.RoundLanded]] = {"deepspark": [], "easgd": []}
+
+    def keep(name: str) -> Any:
+        return lambda event: logs[name].append(event) if isinstance(event, events.RoundLanded) else None
+
+    fixed = fit(tw.EASGD(period=4), epochs=20, optimizer=momentum, callbacks=[keep("easgd")])
+    adaptive = fit(tw.DeepSpark(period=4), epochs=20, optimizer=momentum, callbacks=[keep("deepspark")])
+    assert adaptive.summary["bytes_sent"] < 0.7 * fixed.summary["bytes_sent"]
+    assert adaptive.summary["train_loss"] < fixed.summary["train_loss"] + 0.05
+    pairs = itertools.pairwise(logs["deepspark"])
+    periods = [(b.steps - a.steps) / (b.round - a.round) for a, b in pairs]
+    assert max(periods[-2:]) > 2 * periods[0]
+
+
+def test_a_lossy_codec_is_refused_with_a_table() -> None:
+    with pytest.raises(ConfigError, match="float32"):
+        fit(tw.EASGD(), codec="int8")
+
+
+def test_more_servers_than_workers_are_as_many_as_workers() -> None:
+    assert fit(tw.EASGD(servers=9, period=2), epochs=1).summary["complete"]
