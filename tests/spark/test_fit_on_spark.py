@@ -14,6 +14,7 @@ import thinwire as tw
 from thinwire.errors import ConfigError, DataError, WorkerError
 from thinwire.models import mlp
 from thinwire.spark import TorchEstimator, TorchModel
+from thinwire.strategies import name_of
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -65,6 +66,16 @@ def test_an_error_on_an_executor_reaches_the_driver_with_host_and_worker(digits:
 
     with pytest.raises(WorkerError, match=r"worker \d on \S+ (?s:.)*no such luck"):
         tw.fit(broken, digits, inputs=["pixels"], cluster=tw.Spark(workers=2), progress=False)
+
+
+@pytest.mark.parametrize(
+    "strategy", [tw.EASGD(period=4), tw.DeepSpark(period=4), tw.ParameterTable(consistency="strict")], ids=name_of
+)
+def test_asynchronous_strategies_train_on_executors(digits: Any, strategy: tw.Strategy) -> None:
+    fitted = estimator(strategy=strategy, epochs=12, validation=0.2).fit(digits)
+    assert fitted.summary["complete"]
+    assert fitted.summary["refused"] == 0
+    assert max(row["val_accuracy"] for row in fitted.history) >= 0.9
 
 
 def test_nulls_are_refused_with_column_and_count(spark: Any) -> None:

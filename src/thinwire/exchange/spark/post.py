@@ -20,7 +20,7 @@ from thinwire.exchange.spark.tasks import MAIL, PART, carry_mail, read_parts, su
 
 SPARK = -2
 """Who brings means and news of rounds, among senders."""
-IDLE_S, PATIENCE_S = 0.05, 90.0
+IDLE_S, SLOW_S, PATIENCE_S = 0.05, 2.0, 90.0
 SLICE_BYTES = 8 << 20
 IN_FLIGHT = 3
 """Rounds that are read, summed and sent at once: one each, as in MPCA's Fig. 8."""
@@ -71,7 +71,8 @@ class Post:
         self._generation = 0
         self._attempts: dict[int, int] = {}
         self._rounds: dict[str, _Round] = {}
-        self._marker: tuple[int, Any] | None = None
+        self._marker: Any = None
+        self._placed, self._marking = "", threading.Lock()
         self._pool = ThreadPoolExecutor(IN_FLIGHT, "spark-rounds")
         self._open = True
         self.jobs = self.broadcasts = 0
@@ -241,19 +242,29 @@ class Post:
 
     def _collect(self, task: Callable[..., Any], schema: str) -> list[Any]:
         self.jobs += 1
-        return list(self._machines().mapInArrow(task, schema).collect())
+        frame, began = self._machines(), time.monotonic()
+        found = list(frame.mapInArrow(task, schema).collect())
+        if time.monotonic() - began > SLOW_S:  # it may have waited for a slot where its rows lie, with others free
+            with self._marking:
+                self._placed = ""
+        return found
 
     def _machines(self) -> Any:
-        """A frame with a partition on every executor: where its rows lie, tasks over it run."""
-        count = max(1, int(self._context._jsc.sc().getExecutorIds().size()))
-        with self._lock:
-            if self._marker is None or self._marker[0] != count:
+        """A frame with a partition on every machine: where its rows lie, tasks over it run.
+
+        It is made anew when executors have come or gone, and then lies where slots are free.
+        """
+        context = self._context._jsc.sc()
+        executors = str(context.getExecutorIds())
+        with self._marking:
+            if self._marker is None or self._placed != executors:
+                hosts = {info.host() for info in context.statusTracker().getExecutorInfos()}
                 if self._marker is not None:
-                    self._marker[1].unpersist()
-                frame = self._session.range(0, count, 1, count).persist()
-                frame.count()
-                self._marker = (count, frame)
-            return self._marker[1]
+                    self._marker.unpersist()
+                self._marker = self._session.range(0, len(hosts), 1, max(1, len(hosts))).persist()
+                self._marker.count()
+                self._placed = executors
+            return self._marker
 
 
 class SparkHub:

@@ -1,0 +1,170 @@
+"""A cluster of its own with two slots an executor, for `test_spark_exchange`: runs, and prints what it saw as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+import torch
+from pyspark.sql import SparkSession
+from torch import nn
+
+import thinwire as tw
+from thinwire import events
+from thinwire.data import open_source
+from thinwire.errors import ConfigError
+from thinwire.exchange.spark import post
+from thinwire.models import mlp
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+class Slow(nn.Module):
+    """Steps that take as long as a network's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = mlp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            import time
+
+            time.sleep(0.03)
+        return self.layer(x)
+
+
+def processes() -> dict[int, tuple[int, str]]:
+    """Parent and command of every process below this one, and of this one."""
+    found: dict[int, tuple[int, str]] = {}
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/stat") as file:
+                parent = int(file.read().rpartition(")")[2].split()[1])
+            with open(f"/proc/{name}/cmdline") as file:
+                found[int(name)] = (parent, file.read().replace("\0", " "))
+        except OSError:
+            continue
+    ours, grown = {os.getpid()}, True
+    while grown:
+        more = {pid for pid, (parent, _) in found.items() if parent in ours} - ours
+        ours, grown = ours | more, bool(more)
+    return {pid: found[pid] for pid in ours if pid in found}
+
+
+def listening() -> list[tuple[int, str]]:
+    """Who of them listens at a TCP port."""
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with open(table) as file:
+            inodes |= {line.split()[9] for line in file.readlines()[1:] if line.split()[3] == "0A"}
+    seen = []
+    for pid, (_, command) in processes().items():
+        try:
+            links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+        except OSError:
+            continue
+        if any(link.removeprefix("socket:[").rstrip("]") in inodes for link in links):
+            seen.append((pid, command))
+    return seen
+
+
+def executors() -> list[int]:
+    return [pid for pid, (_, command) in processes().items() if "CoarseGrainedExecutorBackend" in command]
+
+
+def main() -> None:
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.task.maxFailures": "100",
+        "spark.deploy.maxExecutorRetries": "-1",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    builder = SparkSession.builder.master("local-cluster[2,2,1024]")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    builder = builder.config("spark.executorEnv.PYTHONPATH", os.pathsep.join(p for p in sys.path if p))
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    table = next(iter(open_source("digits").batches()))
+    pixels, labels = table.column("pixels").storage.to_pylist(), table.column("label").to_pylist()
+    rows = list(zip(pixels, labels, strict=True))
+    frame = spark.createDataFrame(rows, "pixels array<float>, label int").cache()
+
+    made: list[post.Post] = []
+    begun = post.Post.__init__
+
+    def begin(self: Any, *given: Any) -> None:
+        made.append(self)
+        begun(self, *given)
+
+    post.Post.__init__ = begin  # type: ignore[method-assign]
+    shared: list[post.Shared] = []
+    sharing = post.Shared.__init__
+
+    def share(self: Any, *given: Any) -> None:
+        shared.append(self)
+        sharing(self, *given)
+
+    post.Shared.__init__ = share  # type: ignore[method-assign]
+
+    def fit(strategy: tw.Strategy, **changes: Any) -> tw.Result:
+        given: dict[str, Any] = {
+            "inputs": ["pixels"],
+            "strategy": strategy,
+            "cluster": tw.Spark(workers=2),
+            "exchange": "spark",
+            "epochs": 3,
+            "batch_size": 32,
+            "validation": 0.2,
+            "optimizer": sgd,
+            "progress": False,
+        }
+        return tw.fit(changes.pop("model", mlp), changes.pop("data", frame), **(given | changes))
+
+    said: dict[str, Any] = {}
+    ports: list[Any] = []
+
+    def look(event: events.Event) -> None:
+        if isinstance(event, events.RoundLanded) and not ports:
+            ports.extend(listening())
+
+    ours = fit(tw.SparkNet(period=10), data="digits", callbacks=[look])  # the driver deals out the same rows twice
+    mesh = fit(tw.SparkNet(period=10), data="digits", exchange="mesh")
+    pairs = zip(ours.model.parameters(), mesh.model.parameters(), strict=True)
+    said["sparknet"] = ours.summary
+    said["differs"] = max(float((a - b).detach().abs().max()) for a, b in pairs)
+    said["ports"] = [(pid, command[:200], processes().get(pid, (0, ""))[0]) for pid, command in ports]
+    said["commands"] = {pid: command[:60] for pid, (_, command) in processes().items()}
+    said["mpca"] = fit(tw.MPCA(), model=Slow, epochs=12).summary
+    said["broadcasts"] = sum(p.broadcasts for p in made)
+    said["kept"] = sum(s._left > 0 for s in shared)
+
+    killed: list[int] = []
+
+    def kill(event: events.Event) -> None:
+        if isinstance(event, events.RoundLanded) and event.round >= 2 and not killed:
+            killed.append(executors()[0])
+            os.kill(killed[0], signal.SIGKILL)
+
+    died = fit(tw.SparkNet(period=10), epochs=8, callbacks=[kill])
+    said["killed"], said["died"] = len(killed), died.summary
+    refusals = {"easgd": tw.EASGD(), "relay": tw.Relay()}
+    said["refused"] = {}
+    for name, strategy in refusals.items():
+        try:
+            fit(strategy)
+        except ConfigError as error:
+            said["refused"][name] = str(error)
+    print("said:", json.dumps(said))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
