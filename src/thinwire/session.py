@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import secrets
@@ -151,6 +152,8 @@ def fit(
         seed=seed,
     )
     carrier = _carrier(exchange, chosen, where, codec)
+    if carrier == "spark" and deadlines is None:  # jobs are slow, and letters are not lost
+        patience = dataclasses.replace(patience, stall_s=300.0, silence_s=60.0, prepare_s=60.0)
     _check(spec, chosen, codec, epochs=epochs, steps=steps, batch_size=batch_size)
     if validation is None and (until is not None or stop is not None):
         asked = "until" if until is not None else "stop"
@@ -195,6 +198,7 @@ def fit(
             workers=where.workers,
             feed=dealt.feed,
             exchange=carrier,
+            silence_s=120.0 if carrier == "spark" else 30.0,
             columns=Columns(inputs=names, label=label, weight=weight, transform=in_turn(opened.transform, transform)),
             batch_size=batch_size,
             wire=wire,
@@ -260,7 +264,7 @@ def _wire(cluster: Site, carrier: str) -> tuple[Hub, Wire]:
         from thinwire.exchange.spark.post import SparkHub
 
         post = SparkWire(uuid.uuid4().hex[:12], secrets.token_hex(16))
-        return SparkHub(cluster.needs_jobs(), post), post
+        return SparkHub(cluster.needs_jobs(), post, cluster.workers), post
     if cluster.in_process:
         from thinwire.exchange.memory import MemoryHub, Room
 

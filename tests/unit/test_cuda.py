@@ -21,6 +21,10 @@ STRATEGIES = [
     tw.MPCA(form="gradient"),
     tw.DiLoCo(period=10, momentum=0.5),
     tw.Relay(),
+    tw.EASGD(period=5),
+    tw.EASGD(period=5, momentum=0.5),
+    tw.DeepSpark(period=5),
+    tw.ParameterTable(consistency="strict"),
 ]
 
 

@@ -9,7 +9,14 @@ from typing import cast
 from thinwire.bench.report import Report, Say
 from thinwire.errors import ConfigError, nearest
 
-BENCHES = {"exchange": "exchange", "ingest": "frames", "overhead": "overhead", "predict": "frames", "table": "table"}
+BENCHES = {
+    "exchange": "exchange",
+    "ingest": "frames",
+    "overhead": "overhead",
+    "predict": "frames",
+    "table": "table",
+    "wire": "wire",
+}
 """By name, the module of this package that has a function of that name."""
 
 __all__ = ["BENCHES", "Report", "run"]

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import zmq
 
 from thinwire.checkpoint import decode, encode
+from thinwire.cluster.process import make_own
 from thinwire.engine.coordinator import Coordinator
 from thinwire.engine.deadlines import Deadlines
 from thinwire.engine.joint import JointState
@@ -79,7 +80,7 @@ def leave(peer: Peer) -> None:
     peer.close()
 
 
-class _NoReplacements:
+class NoReplacements:
     """A workforce that starts nobody: the crew watches its processes itself."""
 
     revives = False
@@ -100,7 +101,7 @@ def coordinate(host: str, workers: int, keys: tuple[str, str, str, str]) -> dict
     print(json.dumps({"address": hub.address}), flush=True)
     policy = Policy(workers=workers, deadlines=Deadlines(silence_s=60.0))
     try:
-        outcome = Coordinator(hub, _NoReplacements(), policy, emit=lambda event: None).run()
+        outcome = Coordinator(hub, NoReplacements(), policy, emit=lambda event: None).run()
     finally:
         hub.close()
     return {"rounds": outcome.rounds, "refused": outcome.refused, "generations": outcome.generations}
@@ -132,9 +133,7 @@ def main(tasks: dict[str, Callable[..., dict[str, Any]]]) -> None:
     if order["task"] == "coordinate":
         found = coordinate(order["host"], order["workers"], order["keys"])
     else:
-        import torch
-
-        torch.set_num_threads(int(order["threads"]))
+        make_own(int(order["threads"]))  # as real workers do
         found = tasks[order["task"]](Place(**order["place"]), **order["options"])
     print(json.dumps(found), flush=True)
     os._exit(0)  # gloo's and zmq's threads must not hold up the end

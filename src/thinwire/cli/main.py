@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--resume", metavar="DIR", help="go on from the newest checkpoint in that folder")
     train.add_argument("--json", action="store_true", help="print the summary as JSON, as the last line")
     bench = commands.add_parser("bench", help="run one of the measured comparisons")
-    bench.add_argument("name", metavar="NAME", help="which: exchange, ingest, overhead, predict, table")
+    bench.add_argument("name", metavar="NAME", help="which: exchange, ingest, overhead, predict, table, wire")
     bench.add_argument("--json", action="store_true", help="print the result as JSON, as the last line")
     bench.add_argument("--quick", action="store_true", help="a shorter run with noisier numbers")
     bench.add_argument("--save", metavar="DIR", help="write the result with date and machine into that folder")

@@ -113,6 +113,11 @@ def examine(
     probes = [Probe(**json.loads(row)) for row in rows]
     findings = Findings(probes, workers, slots(session), f"{host}:{port}")
     _judge(findings, session)
+    if not ports and setting(session, "spark.locality.wait", "3s") in ("0", "0s", "0ms"):
+        findings.problems.append(
+            "spark.locality.wait is 0, so that tasks go anywhere; exchange='spark' has to reach its workers' machines: "
+            "leave it at its default"
+        )
     if not ports and findings.slots is not None and findings.slots <= workers:
         findings.problems.append(
             f"{workers} workers are asked for and there are {findings.slots} slots; exchange='spark' needs one more on "
@@ -301,10 +306,10 @@ def _probe_task(
         own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         listener, driver, others, here = None, None, [], "?"
         try:
-            if not port:
-                raise ConnectionAbortedError
-            own.connect((host, port))
+            own.connect((host, port or 9))  # nothing is sent
             here = own.getsockname()[0]
+            if not port:
+                raise InterruptedError
             listener = socket.create_server((here, 0))
             mine = f"{here}:{listener.getsockname()[1]}"
             with socket.create_connection((host, port), timeout=5.0) as meeting:
@@ -321,10 +326,10 @@ def _probe_task(
                         peers[address] = str(error)
                 meeting.sendall(b"done\n")
                 said.readline()  # until all are done: the others still want to be let in here
-        except ConnectionAbortedError:
-            here = socket.gethostbyname(socket.gethostname())
+        except InterruptedError:
+            pass  # no port of anybody's is to be tried
         except (OSError, ValueError) as error:
-            driver = str(error)
+            driver = str(error) if port else None
         finally:
             own.close()
         versions: dict[str, str | None] = {}

@@ -24,20 +24,42 @@ from thinwire.errors import ProtocolError
 _log = logging.getLogger("thinwire.spark")
 _LENGTH = struct.Struct("<Q")
 MOST_HEADER, MOST_FRAME = 64 << 20, 8 << 30
-VISIT_S = 30.0
+VISIT_S = 5.0
+"""How long either side waits for the other to send or take something."""
+LONGEST = 100
+"""Bytes of a socket's path: the system takes 107."""
 Answer = tuple[dict[str, Any], list[memoryview]]
 Serve = Callable[[dict[str, Any], list[bytearray]], Answer]
 
 
+def path_of(run: str) -> str:
+    """The folder of this machine's boxes of a run, which need not be there."""
+    name = f"thinwire-{os.getuid()}-{run}"
+    found = os.path.join(tempfile.gettempdir(), name)
+    return found if len(found) + 32 <= LONGEST else os.path.join("/tmp", name)
+
+
 def folder(run: str) -> str:
-    """Where this machine's boxes of a run are."""
-    path = os.path.join(tempfile.gettempdir(), f"thinwire-{os.getuid()}-{run}")
+    """The same, made where it was not."""
+    path = path_of(run)
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
-    found = os.lstat(path)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    if not _private(path):
         raise ProtocolError(f"{path} is not a private folder of this user; remove it")
     return path
+
+
+def _private(path: str) -> bool:
+    """Whether a folder is this user's, and nobody else can look into it."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+
+
+class GoneError(Exception):
+    """The agent of a box has ended."""
 
 
 class Box:
@@ -46,11 +68,13 @@ class Box:
     def __init__(self, run: str, token: str, name: str, serve: Serve) -> None:
         self._token, self._serve = token, serve
         self._path = os.path.join(folder(run), f"{name}.box")
+        fresh = self._path.removesuffix(".box") + ".new"
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path)
+            os.unlink(fresh)
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.bind(self._path)
-        self._socket.listen(8)
+        self._socket.bind(fresh)
+        self._socket.listen(64)
+        os.rename(fresh, self._path)  # whoever finds it finds somebody at home
         self._open = True
         self._thread = threading.Thread(target=self._run, name="box", daemon=True)
         self._thread.start()
@@ -86,8 +110,8 @@ class Box:
 
 def boxes(run: str) -> Iterator[str]:
     """The names of this machine's boxes of a run."""
-    path = os.path.join(tempfile.gettempdir(), f"thinwire-{os.getuid()}-{run}")
-    with contextlib.suppress(FileNotFoundError):
+    path = path_of(run)
+    if _private(path):
         for name in sorted(os.listdir(path)):
             if name.endswith(".box"):
                 yield name.removesuffix(".box")
@@ -96,15 +120,17 @@ def boxes(run: str) -> Iterator[str]:
 def visit(
     run: str, token: str, name: str, header: dict[str, Any], frames: list[Any]
 ) -> tuple[dict[str, Any], list[bytearray]] | None:
-    """One visit; None where nobody is at home: the box of an agent that is gone is taken away."""
-    path = os.path.join(tempfile.gettempdir(), f"thinwire-{os.getuid()}-{run}", f"{name}.box")
+    """One visit; None where nobody answers. The box of an agent that is gone is taken away, which GoneError says."""
+    path = os.path.join(path_of(run), f"{name}.box")
     with socket.socket(socket.AF_UNIX) as door:
         door.settimeout(VISIT_S)
         try:
             door.connect(path)
-        except (ConnectionRefusedError, FileNotFoundError):
+        except (ConnectionRefusedError, FileNotFoundError) as error:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
+            raise GoneError(name) from error
+        except OSError:
             return None
         try:
             send(door, header | {"token": token}, frames)

@@ -16,7 +16,7 @@ from thinwire.exchange.spark.box import Answer, Box
 
 MOST_PER_VISIT = 64 << 20
 """Bytes that one visit takes along; a single letter may be longer."""
-LAST_VISIT_S = 10.0
+LAST_VISIT_S = 30.0
 
 
 class Letter(NamedTuple):

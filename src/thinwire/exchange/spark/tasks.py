@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from thinwire.exchange.spark.box import boxes, folder, visit
+from thinwire.exchange.spark.box import GoneError, boxes, folder, visit
 from thinwire.exchange.spark.link import SparkWire
 
 MAIL = "name string, header string, frames binary"
@@ -34,7 +34,11 @@ def carry_mail(
             order = {index: place for place, index in enumerate(wanted)}
             letters = [[n, who, header, None if f is None else order[f]] for n, who, header, f in bag["letters"]]
             brought = [getattr(frames[index], "value", frames[index]) for index in wanted]
-            found = visit(wire.run, wire.token, name, {"t": "post", "letters": letters, "ack": bag["ack"]}, brought)
+            asked = {"t": "post", "letters": letters, "ack": bag["ack"]}
+            try:
+                found = visit(wire.run, wire.token, name, asked, brought)
+            except GoneError:
+                found = {"gone": True}, []
             if found is None:
                 continue
             header, fetched = found
@@ -62,11 +66,15 @@ def read_parts(
     for name in boxes(wire.run):
         if name not in names:
             continue
-        found = visit(wire.run, wire.token, name, {"t": "read", "r": key, "g": generation, "job": job}, [])
+        found = None
+        with contextlib.suppress(GoneError):
+            found = visit(wire.run, wire.token, name, {"t": "read", "r": key, "g": generation, "job": job}, [])
         if found is None or found[0]["w"] is None:
             continue
+        if found[1] and len(found[1][0]) != 4 * size:
+            raise ValueError(f"agent {name} offers {len(found[1][0])} bytes for round {key}, which is of {4 * size}")
         who.append(name)
-        if found[1] and len(found[1][0]) == 4 * size:
+        if found[1]:
             values = np.frombuffer(found[1][0], np.float32)
             weight += float(found[0]["w"])
             if total is None:
@@ -78,7 +86,7 @@ def read_parts(
     borders = [size * i // slices for i in range(slices + 1)]
     for index in range(slices):
         part = b"" if total is None else total[borders[index] : borders[index + 1]].tobytes()
-        row = {"slice": [index], "weight": [weight], "data": [part], "who": [json.dumps(who if index == 0 else [])]}
+        row = {"slice": [index], "weight": [weight], "data": [part], "who": [json.dumps(who)]}
         yield pa.RecordBatch.from_pydict(row, schema=_schema(PART))
 
 
