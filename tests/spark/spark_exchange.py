@@ -78,6 +78,19 @@ def executors() -> list[int]:
     return [pid for pid, (_, command) in processes().items() if "CoarseGrainedExecutorBackend" in command]
 
 
+def remembered(kind: Any) -> list[Any]:
+    """Everything of a kind that is made from here on."""
+    made: list[Any] = []
+    begin = kind.__init__
+
+    def keep(self: Any, *given: Any) -> None:
+        made.append(self)
+        begin(self, *given)
+
+    kind.__init__ = keep
+    return made
+
+
 def main() -> None:
     settings = {
         "spark.ui.enabled": "false",
@@ -97,22 +110,7 @@ def main() -> None:
     rows = list(zip(pixels, labels, strict=True))
     frame = spark.createDataFrame(rows, "pixels array<float>, label int").cache()
 
-    made: list[post.Post] = []
-    begun = post.Post.__init__
-
-    def begin(self: Any, *given: Any) -> None:
-        made.append(self)
-        begun(self, *given)
-
-    post.Post.__init__ = begin  # type: ignore[method-assign]
-    shared: list[post.Shared] = []
-    sharing = post.Shared.__init__
-
-    def share(self: Any, *given: Any) -> None:
-        shared.append(self)
-        sharing(self, *given)
-
-    post.Shared.__init__ = share  # type: ignore[method-assign]
+    made, shared = remembered(post.Post), remembered(post.Shared)
 
     def fit(strategy: tw.Strategy, **changes: Any) -> tw.Result:
         given: dict[str, Any] = {

@@ -50,7 +50,7 @@ def test_mpca_trains_with_its_fragments_in_flight(said: dict[str, Any]) -> None:
     summary = said["mpca"]
     assert summary["complete"]
     assert summary["rounds"] >= 6
-    assert summary["busy"] > 0.8, "stepping does not wait for rounds"
+    assert summary["steps"] > 2 * summary["rounds"], "a round is due after every step: others were made meanwhile"
 
 
 def test_only_spark_s_own_ports_listen(said: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from thinwire.engine.joint import JointState
@@ -111,8 +112,8 @@ class Member(ABC):
         """Launches a claimed round."""
 
     def feed(self, round: int, keys: list[int]) -> None:
-        """Sends tuples of a round whose values come one after the other."""
-        raise NotImplementedError
+        """Sends tuples of a round whose values come one after the other; without tuples a round is launched whole."""
+        return
 
     @abstractmethod
     def _holds(self, header: Header) -> bool:
@@ -138,12 +139,12 @@ class Member(ABC):
         return
 
     def view(self, key: str) -> None:
-        """Tells the main thread the joint model, where it is not on every worker."""
-        raise NotImplementedError
+        """Tells the main thread the joint model; where every worker has it, it is the one here."""
+        model = self._joint.model
+        self.signals.put(Averaged(key, torch.zeros(0) if model is None else model.clone(), {}))
 
     def announce(self, note: dict[str, Any]) -> None:
-        """Tells the first worker something outside of a round."""
-        return
+        return  # tells the first worker something outside of a round
 
     def _load(self, tree: dict[str, Any]) -> None:
         """Takes the joint state over."""
