@@ -151,7 +151,7 @@ def fit(
         device=device,
         seed=seed,
     )
-    carrier = _carrier(exchange, chosen, where, codec)
+    carrier = _carrier(exchange, chosen, where)
     if carrier == "spark" and deadlines is None:  # jobs are slow, and letters are not lost
         patience = dataclasses.replace(patience, stall_s=300.0, silence_s=60.0, prepare_s=60.0)
     _check(spec, chosen, codec, epochs=epochs, steps=steps, batch_size=batch_size)
@@ -234,7 +234,7 @@ def _default_cluster(data: Any) -> Cluster:
     return Spark()
 
 
-def _carrier(asked: str, strategy: Strategy, where: Site, codec: str) -> str:
+def _carrier(asked: str, strategy: Strategy, where: Site) -> str:
     """The exchange that carries a strategy; refuses one that cannot."""
     name, late = name_of(strategy), strategy.timing == "async"
     if asked not in ("auto", "mesh", "table", "spark"):
@@ -248,11 +248,10 @@ def _carrier(asked: str, strategy: Strategy, where: Site, codec: str) -> str:
         raise ConfigError(f"exchange = 'table' cannot carry {name}: its rounds are of all workers; use exchange='mesh'")
     if asked == "spark":
         where.needs_jobs()
-        own = strategy.setting(Measured(1, 2, 0, None, None), None).codec or codec
-        if own != "float32" or strategy.quorum < 1.0:
+        if strategy.quorum < 1.0:
             raise ConfigError(
-                f"exchange = 'spark' cannot carry {name} in {own}: Spark sums float32 of all workers; use SparkNet, "
-                "MPCA or DiLoCo with codec='float32', or exchange='mesh'"
+                f"exchange = 'spark' cannot carry {name} with quorum={strategy.quorum}: Spark sums what all workers "
+                "gave; use quorum=1, or exchange='mesh'"
             )
     return ("table" if late else "mesh") if asked == "auto" else asked
 

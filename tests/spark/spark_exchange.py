@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ import thinwire as tw
 from thinwire import events
 from thinwire.data import open_source
 from thinwire.errors import ConfigError
-from thinwire.exchange.spark import post
+from thinwire.exchange.spark import link, post
 from thinwire.models import mlp
 
 
@@ -141,6 +142,26 @@ def main() -> None:
     said["ports"] = [(pid, command[:200], processes().get(pid, (0, ""))[0]) for pid, command in ports]
     said["commands"] = {pid: command[:60] for pid, (_, command) in processes().items()}
     said["mpca"] = fit(tw.MPCA(), model=Slow, epochs=12).summary
+    relay = fit(tw.Relay(quorum=1.0), model=Slow, epochs=12)
+    said["relay"] = relay.summary
+    said["accuracies"] = {"relay": [row["val_accuracy"] for row in relay.history if "val_accuracy" in row]}
+    real = link.SparkWire
+    link.SparkWire = functools.partial(real, direct_bytes=0)  # every contribution is read by a job
+    shuffled = fit(tw.SparkNet(period=10), data="digits")
+    link.SparkWire = functools.partial(real, apart=True)
+    apart = fit(tw.SparkNet(period=10), data="digits")
+    link.SparkWire = real
+    said["apart"] = apart.summary
+    pairs = zip(apart.model.parameters(), mesh.model.parameters(), strict=True)
+    said["apart_differs"] = max(float((a - b).detach().abs().max()) for a, b in pairs)
+    pairs = zip(shuffled.model.parameters(), mesh.model.parameters(), strict=True)
+    said["shuffled"] = shuffled.summary
+    said["shuffled_differs"] = max(float((a - b).detach().abs().max()) for a, b in pairs)
+    said["files"] = len(os.listdir(spark.sparkContext._temp_dir))
+    many = fit(tw.SparkNet(period=1), epochs=5, evaluate_every=200)
+    said["many"] = many.summary
+    said["left"] = len(os.listdir(spark.sparkContext._temp_dir)) - said["files"]
+    said["cached"] = len(spark.sparkContext._jsc.sc().getRDDStorageInfo())
     said["broadcasts"] = sum(p.broadcasts for p in made)
     said["kept"] = sum(s._left > 0 for s in shared)
 
@@ -153,7 +174,7 @@ def main() -> None:
 
     died = fit(tw.SparkNet(period=10), epochs=8, callbacks=[kill])
     said["killed"], said["died"] = len(killed), died.summary
-    refusals = {"easgd": tw.EASGD(), "relay": tw.Relay()}
+    refusals = {"easgd": tw.EASGD(), "quorum": tw.Relay(quorum=0.5)}
     said["refused"] = {}
     for name, strategy in refusals.items():
         try:

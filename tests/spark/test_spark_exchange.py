@@ -53,6 +53,32 @@ def test_mpca_trains_with_its_fragments_in_flight(said: dict[str, Any]) -> None:
     assert summary["steps"] > 2 * summary["rounds"], "a round is due after every step: others were made meanwhile"
 
 
+def test_contributions_are_packed_where_the_strategy_says_so(said: dict[str, Any]) -> None:
+    summary = said["relay"]
+    assert summary["complete"]
+    assert summary["rounds"] >= 6
+    assert max(said["accuracies"]["relay"]) >= 0.9
+
+
+def test_large_contributions_are_read_and_summed_by_a_shuffle(said: dict[str, Any]) -> None:
+    assert said["shuffled"]["complete"]
+    assert said["shuffled"]["rounds"] == said["sparknet"]["rounds"]
+    assert said["shuffled_differs"] < 1e-4
+
+
+def test_executors_on_machines_of_their_own_are_visited_each(said: dict[str, Any]) -> None:
+    assert said["apart"]["complete"]
+    assert said["apart"]["rounds"] == said["sparknet"]["rounds"]
+    assert said["apart_differs"] < 1e-4
+
+
+def test_many_rounds_leave_nothing_behind(said: dict[str, Any]) -> None:
+    """No file of a broadcast on the driver, and no cached rows but the caller's own."""
+    assert said["many"]["rounds"] >= 100
+    assert said["left"] == 0
+    assert said["cached"] == 1
+
+
 def test_only_spark_s_own_ports_listen(said: dict[str, Any]) -> None:
     """From the sockets of every process below the driver, while rounds were landing."""
     assert said["ports"], "Spark's own are seen"
@@ -77,7 +103,7 @@ def test_an_executor_that_dies_takes_its_agent_with_it_and_the_run_goes_on(said:
 
 def test_what_it_cannot_carry_is_refused_with_the_reason(said: dict[str, Any]) -> None:
     assert "exchange='table'" in said["refused"]["easgd"]
-    assert "float32" in said["refused"]["relay"]
+    assert "quorum=1" in said["refused"]["quorum"]
 
 
 def test_on_this_machine_alone_it_is_refused() -> None:

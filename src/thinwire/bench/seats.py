@@ -53,7 +53,7 @@ def make_keys() -> tuple[str, str, str, str]:
     return first, second, third, fourth
 
 
-def join(place: Place, joint: JointState, codec_name: str, rows: int = 0, **kind: Any) -> Peer:
+def join(place: Place, joint: JointState, codec_name: str, rows: int = 1, **kind: Any) -> Peer:
     """A worker's exchange, not yet started."""
     keys = Keys(*(k.encode() for k in place.keys))
     link = ZmqLink(me=place.worker, attempt=0, keys=keys, coordinator=place.coordinator, host=place.host)

@@ -99,6 +99,12 @@ class Rounds:
         entry.values = own.values if own.weight > 0 else None
         entry.weight = own.weight if own.values is not None else 0.0
         entry.started = self._clock()
+        self._scatter(entry)
+        self._try_complete(entry)
+        return True
+
+    def _scatter(self, entry: Round) -> None:
+        """Sends what this worker contributes to the owners of its chunks, and sums what it owns itself."""
         owners = {chunk.owner for chunk in entry.chunks}
         for peer in self.members:  # who owns nothing of it would not hear of the round otherwise
             if peer != self._me and peer not in owners:
@@ -114,8 +120,6 @@ class Rounds:
                 if chunk.first:
                     entry.notes[self._me] = entry.note
                 self._try_sum(entry, index)
-        self._try_complete(entry)
-        return True
 
     def wanted(self) -> list[tuple[str, Fragment, str]]:
         """Rounds that others have launched and this worker has not."""
@@ -204,10 +208,12 @@ class Rounds:
         lane = self._lane(key, codec_name)
         if lane.residual is not None and fragment.stop > lane.residual.numel():
             raise _RefusedError(f"round {key} of {fragment} goes past the model")
-        chunks = cut(fragment, self.members, lane.codec.bits)
-        entry = Round(key, fragment, lane, chunks, self._clock(), torch.empty(fragment.size))
+        entry = Round(key, fragment, lane, self._cut(fragment, lane), self._clock(), torch.empty(fragment.size))
         self._open[key] = entry
         return entry
+
+    def _cut(self, fragment: Fragment, lane: Lane) -> tuple[Chunk, ...]:
+        return cut(fragment, self.members, lane.codec.bits)
 
     def _header(self, kind: str, entry: Round, index: int) -> Header:
         return {

@@ -1,7 +1,8 @@
 """An agent's box: a Unix socket in a private folder, which short tasks on the same machine find by the run's name.
 
-One visit is one connection: the visitor says what it brings and wants, the box answers. Frames are a length and bytes;
-headers are JSON, tensors raw. A folder of mode 0700 keeps other users out, and a token other runs.
+One visit is one connection: the visitor says what it brings and wants, the box answers, once or several times. Headers
+are JSON; short frames follow as bytes, long ones as descriptors of memory that both ends map. A folder of mode 0700
+keeps other users out, and a token other runs.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from thinwire.errors import ProtocolError
+from thinwire.exchange.spark.sheet import Sheet
 
 _log = logging.getLogger("thinwire.spark")
 _LENGTH = struct.Struct("<Q")
@@ -28,8 +30,9 @@ VISIT_S = 5.0
 """How long either side waits for the other to send or take something."""
 LONGEST = 100
 """Bytes of a socket's path: the system takes 107."""
-Answer = tuple[dict[str, Any], list[memoryview]]
-Serve = Callable[[dict[str, Any], list[bytearray]], Answer]
+Frame = bytes | Sheet
+Answer = tuple[dict[str, Any], list[Frame]]
+Serve = Callable[[dict[str, Any], list[memoryview]], Iterator[Answer]]
 
 
 def path_of(run: str) -> str:
@@ -98,14 +101,20 @@ class Box:
                 continue
             except OSError:
                 return
-            with guest:
-                guest.settimeout(VISIT_S)
-                try:
-                    header, frames = receive(guest)
-                    if hmac.compare_digest(str(header.get("token", "")), self._token):
-                        send(guest, *self._serve(header, frames))
-                except Exception as error:  # whoever came with what does not fit: the next visitor may do better
-                    _log.warning("a visit failed: %s: %s", type(error).__name__, error)
+            threading.Thread(target=self._receive, args=(guest,), name="visit", daemon=True).start()
+
+    def _receive(self, guest: socket.socket) -> None:
+        with guest:
+            guest.settimeout(VISIT_S)
+            try:
+                header, frames = receive(guest)
+                if hmac.compare_digest(str(header.get("token", "")), self._token):
+                    for answer in self._serve(header, frames):
+                        send(guest, *answer)
+            except (BrokenPipeError, ConnectionResetError):  # the visitor had enough, and comes back
+                pass
+            except Exception as error:  # whoever came with what does not fit: the next visitor may do better
+                _log.warning("a visit failed: %s: %s", type(error).__name__, error)
 
 
 def boxes(run: str) -> Iterator[str]:
@@ -117,12 +126,23 @@ def boxes(run: str) -> Iterator[str]:
                 yield name.removesuffix(".box")
 
 
-def visit(
-    run: str, token: str, name: str, header: dict[str, Any], frames: list[Any]
-) -> tuple[dict[str, Any], list[bytearray]] | None:
-    """One visit; None where nobody answers. The box of an agent that is gone is taken away, which GoneError says."""
+def machine(run: str) -> str | None:
+    """What tells this machine's boxes of a run from those of others; None where there are none."""
+    path = path_of(run)
+    if not _private(path):
+        return None
+    found = os.stat(path)
+    return f"{socket.gethostname()}:{found.st_dev}:{found.st_ino}"
+
+
+def knock(run: str, token: str, name: str, header: dict[str, Any], frames: list[Frame]) -> socket.socket:
+    """A connection to a box that has been told what its visitor brings and wants.
+
+    The box of an agent that is gone is taken away, which GoneError says; OSError is that of one that does not answer.
+    """
     path = os.path.join(path_of(run), f"{name}.box")
-    with socket.socket(socket.AF_UNIX) as door:
+    door = socket.socket(socket.AF_UNIX)
+    try:
         door.settimeout(VISIT_S)
         try:
             door.connect(path)
@@ -130,36 +150,48 @@ def visit(
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
             raise GoneError(name) from error
-        except OSError:
-            return None
-        try:
-            send(door, header | {"token": token}, frames)
-            return receive(door)
-        except (OSError, ProtocolError):
-            return None
+        send(door, header | {"token": token}, frames)
+        return door
+    except BaseException:
+        door.close()
+        raise
 
 
-def send(door: socket.socket, header: dict[str, Any], frames: list[Any]) -> None:
-    """A header and frames of bytes."""
-    sizes = [memoryview(frame).nbytes for frame in frames]
+def send(door: socket.socket, header: dict[str, Any], frames: list[Frame]) -> None:
+    """A header and frames: bytes, or memory."""
+    sizes = [[frame.size, 1] if isinstance(frame, Sheet) else [len(frame), 0] for frame in frames]
     text = json.dumps(header | {"sizes": sizes}).encode()
     door.sendall(_LENGTH.pack(len(text)) + text)
     for frame in frames:
-        door.sendall(frame)
+        if isinstance(frame, Sheet):
+            socket.send_fds(door, [b"s"], [frame.descriptor])
+        else:
+            door.sendall(frame)
 
 
-def receive(door: socket.socket) -> tuple[dict[str, Any], list[bytearray]]:
-    """A header and frames of bytes; lengths are checked before memory is taken."""
+def receive(door: socket.socket) -> tuple[dict[str, Any], list[memoryview]]:
+    """A header and frames; lengths are checked before memory is taken."""
     (length,) = _LENGTH.unpack(_exactly(door, _LENGTH.size))
     if length > MOST_HEADER:
         raise ProtocolError(f"a header of {length} bytes is over the limit")
     header = json.loads(_exactly(door, length))
     if not isinstance(header, dict):
         raise ProtocolError("a header is a table")
-    sizes = [int(size) for size in header.pop("sizes")]
-    if any(size < 0 for size in sizes) or sum(sizes) > MOST_FRAME:
+    sizes = [(int(size), bool(sheet)) for size, sheet in header.pop("sizes")]
+    if any(size < 0 for size, _ in sizes) or sum(size for size, _ in sizes) > MOST_FRAME:
         raise ProtocolError("frames over the limit")
-    return header, [_exactly(door, size) for size in sizes]
+    return header, [_sheet(door, size) if sheet else memoryview(_exactly(door, size)) for size, sheet in sizes]
+
+
+def _sheet(door: socket.socket, size: int) -> memoryview:
+    _, descriptors, _, _ = socket.recv_fds(door, 1, 1)
+    if len(descriptors) != 1:
+        raise ProtocolError("memory was announced and did not come")
+    sheet = Sheet.received(descriptors[0], size)
+    try:
+        return sheet.read()
+    finally:
+        sheet.close()
 
 
 def _exactly(door: socket.socket, size: int) -> bytearray:

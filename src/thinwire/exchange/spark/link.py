@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from thinwire.engine.ports import Header, Message
-from thinwire.exchange.spark.box import Answer, Box
+from thinwire.exchange.spark.box import Answer, Box, Frame
+from thinwire.exchange.spark.sheet import Sheet
 
 MOST_PER_VISIT = 64 << 20
 """Bytes that one visit takes along; a single letter may be longer."""
+LONGEST_WAIT_S = 1.0
 LAST_VISIT_S = 30.0
+SPARK = -2
+"""Who sums rounds, among their owners and among senders."""
+EXACT = "float32"
+BEAT = "beat"
+"""What an agent says only to be heard; no visit ends for it."""
 
 
 class Letter(NamedTuple):
@@ -27,7 +36,7 @@ class Letter(NamedTuple):
     """Whom it is for, or whom it is from."""
     header: Header
     payload: Any
-    """Bytes, or something that several letters share; None where it has none."""
+    """Bytes, memory, or something that several letters share; None where it has none."""
 
 
 class Offer(NamedTuple):
@@ -44,6 +53,16 @@ class SparkWire:
 
     run: str
     token: str
+    direct_bytes: int = 256 << 20
+    """What the driver takes for one round, all contributions together; what is more is summed by a shuffle."""
+
+    apart: bool = False
+    """Whether each executor counts as a machine of its own, though several may be on one."""
+
+    @property
+    def place(self) -> str:
+        """The name of this machine's boxes, as agents and their visitors know it."""
+        return f"{self.run}-{_executor()}" if self.apart else self.run
 
     def link(self, worker: int, attempt: int) -> SparkLink:
         """An agent's end."""
@@ -56,14 +75,15 @@ class SparkLink:
     def __init__(self, wire: SparkWire, worker: int, attempt: int) -> None:
         self.address = name_of(worker, attempt)
         self.refused = 0
+        self.direct_bytes = wire.direct_bytes
         self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._outbox: deque[Letter] = deque()
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._sent = self._seen = 0
         self._offers: dict[str, Offer] = {}
         self._taken: set[tuple[str, str]] = set()
         self._gone = threading.Event()
-        self._box = Box(wire.run, wire.token, self.address, self._serve)
+        self._box = Box(wire.place, wire.token, self.address, self._serve)
 
     def connect(self, peers: Mapping[int, str]) -> None:
         return
@@ -71,7 +91,9 @@ class SparkLink:
     def send(self, peer: int, header: Header, payload: memoryview | None = None) -> None:
         with self._lock:
             self._sent += 1
-            self._outbox.append(Letter(self._sent, peer, header, None if payload is None else bytes(payload)))
+            self._outbox.append(Letter(self._sent, peer, header, None if payload is None else Sheet.of(payload)))
+            if header["t"] != BEAT:
+                self._lock.notify_all()
 
     def receive(self, timeout_s: float) -> list[Message]:
         found: list[Message] = []
@@ -106,38 +128,51 @@ class SparkLink:
 
     # -- visits -----------------------------------------------------------------------------------------------------
 
-    def _serve(self, header: dict[str, Any], frames: list[bytearray]) -> Answer:
+    def _serve(self, header: dict[str, Any], frames: list[memoryview]) -> Iterator[Answer]:
+        """Takes what a visitor brings and says so; then, within the visitor's patience, hands out what there is."""
         if header["t"] == "read":
-            return self._read(str(header["r"]), int(header["g"]), str(header["job"]))
-        self._take_in(header, frames)
-        return self._hand_out(int(header["ack"]))
+            yield self._read(str(header["r"]), int(header["g"]), str(header["job"]))
+            return
+        with self._lock:
+            self._take_in(header, frames)
+            self._forget(int(header["ack"]))
+        yield {"seen": self._seen}, []
+        deadline = time.monotonic() + min(float(header["wait"]), LONGEST_WAIT_S)
+        with self._lock:
+            while not any(letter.header["t"] != BEAT for letter in self._outbox):
+                if not self._lock.wait(max(0.0, deadline - time.monotonic())):
+                    break
+            found = self._hand_out()
+        yield found
 
-    def _take_in(self, header: dict[str, Any], frames: list[bytearray]) -> None:
+    def _take_in(self, header: dict[str, Any], frames: list[memoryview]) -> None:
         for number, sender, inner, frame in header["letters"]:
             if int(number) > self._seen:
                 self._seen = int(number)
-                payload = None if frame is None else memoryview(frames[int(frame)])
+                payload = None if frame is None else frames[int(frame)]
                 self._inbox.put(Message(int(sender), inner, payload))
 
-    def _hand_out(self, ack: int) -> Answer:
+    def _forget(self, ack: int) -> None:
+        """Letters that have come to where they go."""
+        while self._outbox and self._outbox[0].number <= ack:
+            self._outbox.popleft()
+        if not self._outbox:
+            self._gone.set()
+
+    def _hand_out(self) -> Answer:
         letters: list[Any] = []
-        frames: list[memoryview] = []
-        with self._lock:
-            while self._outbox and self._outbox[0].number <= ack:
-                self._outbox.popleft()
-            if not self._outbox:
-                self._gone.set()
-            size = 0
-            for letter in self._outbox:
-                size += 0 if letter.payload is None else len(letter.payload)
-                if letters and size > MOST_PER_VISIT:
-                    break
-                frame = None
-                if letter.payload is not None:
-                    frame = len(frames)
-                    frames.append(memoryview(letter.payload))
-                letters.append([letter.number, letter.other, letter.header, frame])
-        return {"letters": letters, "seen": self._seen}, frames
+        frames: list[Frame] = []
+        size = 0
+        for letter in self._outbox:
+            size += _size(letter.payload)
+            if letters and size > MOST_PER_VISIT:
+                break
+            frame = None
+            if letter.payload is not None:
+                frame = len(frames)
+                frames.append(letter.payload)
+            letters.append([letter.number, letter.other, letter.header, frame])
+        return {"letters": letters}, frames
 
     def _read(self, key: str, generation: int, job: str) -> Answer:
         """A contribution, once for each job: two tasks of one machine both come by."""
@@ -148,7 +183,17 @@ class SparkLink:
             self._taken = {(k, j) for k, j in self._taken if k in self._offers} | {(key, job)}
         if offer.values is None:
             return {"w": 0.0}, []
-        return {"w": offer.weight}, [offer.values.numpy().data]
+        return {"w": offer.weight}, [Sheet.of(offer.values.numpy().data)]
+
+
+def _size(payload: Frame | None) -> int:
+    return 0 if payload is None else payload.size if isinstance(payload, Sheet) else len(payload)
+
+
+def _executor() -> int:
+    """The process id of the executor that this Python worker belongs to: its parent is Python's daemon."""
+    with open(f"/proc/{os.getppid()}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
 
 
 def name_of(worker: int, attempt: int) -> str:

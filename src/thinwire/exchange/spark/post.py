@@ -1,4 +1,8 @@
-"""The driver's end: short Spark jobs that carry letters, sum contributions, and bring means."""
+"""The driver's end: short Spark jobs that carry letters, sum contributions, and bring means.
+
+Each machine has a thread here that sends one short job after another to it. A job brings what there is to bring, waits
+there a moment for something to be said, and comes back with it: a contribution is on its way as soon as it is made.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +10,25 @@ import contextlib
 import functools
 import json
 import queue
-import secrets
 import threading
 import time
-import uuid
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 from thinwire.engine.ports import COORDINATOR, Header, Message
-from thinwire.errors import ThinwireError, TimedOutError, WorkerError
-from thinwire.exchange.spark.link import Letter, SparkWire, name_of
-from thinwire.exchange.spark.tasks import MAIL, PART, carry_mail, read_parts, sum_parts
+from thinwire.errors import ThinwireError, WorkerError
+from thinwire.exchange.spark.link import SPARK, Letter, SparkWire, name_of
+from thinwire.exchange.spark.sums import PATIENCE_S, Gathering, shuffled
+from thinwire.exchange.spark.tasks import carry_mail, say_where
+from thinwire.rules.compression import codec
 
-SPARK = -2
-"""Who brings means and news of rounds, among senders."""
-IDLE_S, SLOW_S, PATIENCE_S = 0.1, 2.0, 90.0
+IDLE_S, SLOW_S = 0.1, 2.0
+WAIT_S, BRIEF_S = 0.25, 0.01
+"""How long a visit waits for something to be said; and while a machine's agents wait for a mean."""
+OWING_S = 0.3
 UNSEEN_S, FORGET_S = 3.0, 60.0
 LONG_BYTES = 256 << 10
-SLICE_BYTES = 8 << 20
 IN_FLIGHT = 3
 """Rounds that are read, summed and sent at once: one each, as in MPCA's Fig. 8."""
 
@@ -48,6 +51,8 @@ class Shared:
 class _Bag:
     """Letters to one agent that it has not been seen to have, and the last one that came from it."""
 
+    where: str | None = None
+    """Its machine, once it has been seen there."""
     letters: list[Letter] = field(default_factory=list)
     number: int = 0
     ack: int = 0
@@ -55,35 +60,37 @@ class _Bag:
 
 
 @dataclass
-class _Round:
-    """Who has launched a round."""
+class _Places:
+    """An RDD with a row on each executor that had a slot free, and which of its rows lies on which machine."""
 
-    fragment: tuple[int, int]
-    weights: dict[int, float] = field(default_factory=dict)
-    notes: dict[int, dict[str, Any]] = field(default_factory=dict)
+    marker: Any = None
+    executors: str = ""
+    by_machine: dict[str, int] = field(default_factory=dict)
+    at: float = field(default_factory=time.monotonic)
+    stale: bool = False
 
 
 class Post:
     """Carries everything between the coordinator and the agents of one run."""
 
     def __init__(self, session: Any, wire: SparkWire, workers: int) -> None:
-        self._session, self._context, self._wire, self._workers = session, session.sparkContext, wire, workers
+        self._context, self._wire, self._workers = session.sparkContext, wire, workers
         self._tag = f"thinwire-post-{wire.run}"
         self.gone: list[tuple[int, int]] = []
         """Agents that have ended, by worker and attempt, for the hub to tell."""
         self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.error: BaseException | None = None
         self._bags: dict[str, _Bag] = {}
-        self._lock = threading.RLock()
+        self._lock = threading.Condition(threading.RLock())
         self._generation = 0
         self._attempts: dict[int, int] = {}
-        self._rounds: dict[str, _Round] = {}
-        self._marker: Any = None
-        self._placed, self._placed_at, self._marking = "", 0.0, threading.Lock()
+        self._rounds: dict[str, Gathering] = {}
+        self._places = _Places()
         self._pool = ThreadPoolExecutor(IN_FLIGHT, "spark-rounds", initializer=self._name_jobs)
         self._open = True
         self.jobs = self.broadcasts = 0
-        self._thread = threading.Thread(target=self._run, name="spark-post", daemon=True)
+        self._visitors: dict[str, threading.Thread] = {}
+        self._thread = threading.Thread(target=self._look_around, name="spark-post", daemon=True)
         self._thread.start()
 
     def _name_jobs(self) -> None:
@@ -99,6 +106,7 @@ class Post:
             bag = self._bags.setdefault(name, _Bag())
             bag.number += 1
             bag.letters.append(Letter(bag.number, sender, header, payload))
+            self._lock.notify_all()
 
     def begin(self, generation: int, attempts: dict[int, int]) -> None:
         """A generation is about to begin: rounds of earlier ones are over."""
@@ -108,60 +116,141 @@ class Post:
 
     def close(self) -> None:
         """Ends what runs, and lets go of what Spark holds for it."""
-        self._open = False
+        with self._lock:
+            self._open = False
+            self._lock.notify_all()
         with contextlib.suppress(Exception):  # here and below: the session may have ended
             self._context.cancelJobsWithTag(self._tag)
-        self._thread.join(20.0)
+        for thread in (self._thread, *self._visitors.values()):
+            thread.join(20.0)
         self._pool.shutdown(wait=True, cancel_futures=True)
         with self._lock, contextlib.suppress(Exception):
             for bag in self._bags.values():
                 self._drop(bag.letters)
             self._bags = {}
-            if self._marker is not None:
-                self._marker.unpersist()
+            if self._places.marker is not None:
+                self._places.marker.unpersist()
 
-    # -- letters ----------------------------------------------------------------------------------------------------
+    # -- machines ---------------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        failing_since: float | None = None
+    def _look_around(self) -> None:
+        """Finds the machines that agents are on, again whenever executors come or go, and sees to it that each is
+        visited.
+        """
         self._name_jobs()
         while self._open:
             try:
-                moved = self._carry()
+                if self._is_lost():
+                    self._place()
+            except Exception as error:  # an executor died under the job, or the session has ended
+                if time.monotonic() - self._places.at > PATIENCE_S:
+                    self.error = _explained(error)
+                    return
+            for machine in self._places.by_machine:
+                if machine not in self._visitors or not self._visitors[machine].is_alive():
+                    self._visitors[machine] = threading.Thread(target=self._serve, args=(machine,), daemon=True)
+                    self._visitors[machine].start()
+            with self._lock:
+                if self._open:
+                    self._lock.wait(IDLE_S)
+
+    def _is_lost(self) -> bool:
+        """Whether executors have come or gone, a task came to where it should not, or an agent is not seen."""
+        now, places = time.monotonic(), self._places
+        if places.marker is None or places.stale or places.executors != self._executors():
+            return True
+        with self._lock:
+            seen = sum(now - bag.seen_at < UNSEEN_S for bag in self._bags.values())
+        return seen < self._workers and now - places.at > 5 * IDLE_S
+
+    def _executors(self) -> str:
+        return str(self._context._jsc.sc().getExecutorIds())
+
+    def _place(self) -> None:
+        """A partition on every executor that has a slot free: where its row lies, tasks over it run."""
+        executors, old = self._executors(), self._places.marker
+        count = max(1, int(self._context._jsc.sc().getExecutorIds().size()))
+        marker = self._context.parallelize(range(count), count).cache()
+        self.jobs += 1
+        found = marker.mapPartitions(functools.partial(say_where, self._wire)).collect()
+        by_machine: dict[str, int] = {}
+        for place, machine in found:
+            if machine is not None:
+                by_machine.setdefault(machine, place)
+        self._places = _Places(marker, executors, by_machine, time.monotonic())
+        if old is not None:
+            old.unpersist()
+
+    # -- letters ----------------------------------------------------------------------------------------------------
+
+    def _serve(self, machine: str) -> None:
+        """Visits one machine again and again, for as long as it is among the places."""
+        failing_since: float | None = None
+        self._name_jobs()
+        while self._open:
+            places = self._places
+            if machine not in places.by_machine:
+                return
+            try:
+                self._carry(machine, places)
                 failing_since = None
             except Exception as error:  # an executor died under the job, or the session has ended
                 failing_since = failing_since or time.monotonic()
                 if time.monotonic() - failing_since > PATIENCE_S:
                     self.error = _explained(error)
                     return
-                moved = False
-            if not moved:
+                places.stale = True
                 time.sleep(IDLE_S)
 
-    def _carry(self) -> bool:
-        """One job that visits every box; returns whether a letter moved."""
+    def _carry(self, machine: str, places: _Places) -> None:
+        """One job that visits every box of a machine."""
         frames: list[Any] = []
+        known: dict[int, int] = {}
         with self._lock:
             self._forget_the_dead()
+            wait_s = WAIT_S
+            if self._owes(machine):  # a mean will come, and is not to find the slot taken
+                self._lock.wait_for(lambda: not self._owes(machine) or not self._open, OWING_S)
+                wait_s = BRIEF_S if self._owes(machine) else WAIT_S
             bags: dict[str, Any] = {}
             for name, bag in self._bags.items():
+                if bag.where not in (machine, None):
+                    continue
                 letters = []
                 for letter in bag.letters:
                     frame = None
                     if letter.payload is not None:
-                        frame = len(frames)
-                        frames.append(
-                            letter.payload.broadcast if isinstance(letter.payload, Shared) else letter.payload
-                        )
+                        frame = known.setdefault(id(letter.payload), len(frames))
+                        if frame == len(frames):
+                            shared = isinstance(letter.payload, Shared)
+                            frames.append(letter.payload.broadcast if shared else letter.payload)
                     letters.append((letter.number, letter.other, letter.header, frame))
                 bags[name] = {"letters": letters, "ack": bag.ack}
-        job = uuid.uuid4().hex
-        found = self._collect(functools.partial(carry_mail, self._wire, job, bags, frames), MAIL)
-        moved = False
-        for row in found:
-            moved |= self._came(row["name"], json.loads(row["header"]), bytes(row["frames"]))
-        self._look_around()
-        return moved or any(letter[2]["t"] != "pong" for bag in bags.values() for letter in bag["letters"])
+        self.jobs += 1
+        began = time.monotonic()
+        task = functools.partial(carry_mail, self._wire, machine, bags, frames, wait_s)
+        rows = self._context.runJob(places.marker, task, [places.by_machine[machine]])
+        header = json.loads(rows[0])
+        if "elsewhere" in header or time.monotonic() - began > SLOW_S + wait_s:
+            places.stale = True  # its slot is taken, while others may be free
+        if "elsewhere" in header:
+            time.sleep(IDLE_S)
+            return
+        parts, pieces = [], iter(rows[1:])
+        for size in header["sizes"]:
+            found, start = memoryview(bytearray(size)), 0
+            while start < size:
+                piece = next(pieces)
+                found[start : start + len(piece)] = piece
+                start += len(piece)
+            parts.append(found)
+        for name, told in header["boxes"].items():
+            self._came(name, machine, told, parts)
+
+    def _owes(self, machine: str) -> bool:
+        """Whether all agents of a machine have given something to a round whose mean has not been sent."""
+        here = {int(n.partition(".")[0]) for n, bag in self._bags.items() if bag.where == machine} & set(self._attempts)
+        return bool(here) and any(here <= set(entry.weights) for entry in self._rounds.values())
 
     def _forget_the_dead(self) -> None:
         """Letters to those who have not been seen for long, and are not members, are nobody's."""
@@ -171,34 +260,21 @@ class Post:
                 self._drop(bag.letters)
                 bag.letters = []
 
-    def _look_around(self) -> None:
-        """Where not all agents have been seen of late, tasks are sent to other executors."""
-        now = time.monotonic()
-        seen = sum(now - bag.seen_at < UNSEEN_S for bag in self._bags.values())
-        if seen < self._workers and now - self._placed_at > 1.0:
-            with self._marking:
-                self._placed = ""
-
-    def _came(self, name: str, header: dict[str, Any], data: bytes) -> bool:
-        frames, start = [], 0
-        for size in header["sizes"]:
-            frames.append(memoryview(data)[start : start + size])
-            start += size
+    def _came(self, name: str, machine: str, told: dict[str, Any], parts: list[memoryview]) -> None:
         with self._lock:
-            if header.get("gone"):
+            if told.get("gone"):
                 worker, _, attempt = name.partition(".")
                 self.gone.append((int(worker), int(attempt)))
-                return False
+                return
             bag = self._bags.setdefault(name, _Bag())
-            bag.seen_at = time.monotonic()
-            had = [letter for letter in bag.letters if letter.number <= int(header["seen"])]
-            bag.letters = [letter for letter in bag.letters if letter.number > int(header["seen"])]
+            bag.where, bag.seen_at = machine, time.monotonic()
+            had = [letter for letter in bag.letters if letter.number <= int(told["seen"])]
+            bag.letters = [letter for letter in bag.letters if letter.number > int(told["seen"])]
             self._drop(had)
-            new = [letter for letter in header["letters"] if int(letter[0]) > bag.ack]
-            for number, to, inner, frame in new:
-                bag.ack = int(number)
-                self._route(name, int(to), inner, None if frame is None else frames[int(frame)])
-        return any(letter[2]["t"] != "beat" for letter in new)
+            for number, to, inner, part in told["letters"]:
+                if int(number) > bag.ack:
+                    bag.ack = int(number)
+                    self._route(name, int(to), inner, None if part is None else parts[int(part)])
 
     def _route(self, name: str, to: int, header: Header, payload: memoryview | None) -> None:
         worker = int(name.partition(".")[0])
@@ -206,7 +282,7 @@ class Post:
             if to in self._attempts:
                 self.put(name_of(to, self._attempts[to]), worker, header, None if payload is None else bytes(payload))
         elif header["t"] == "launched":
-            self._launched(worker, header)
+            self._launched(worker, header, payload)
         else:
             self.inbox.put(Message(worker, header, payload))
 
@@ -217,32 +293,37 @@ class Post:
 
     # -- rounds -----------------------------------------------------------------------------------------------------
 
-    def _launched(self, worker: int, header: Header) -> None:
+    def _launched(self, worker: int, header: Header, payload: memoryview | None) -> None:
         if header["g"] != self._generation or self._attempts.get(worker) != header["a"]:
             return
         key, fragment = str(header["r"]), (int(header["s"][0]), int(header["s"][1]))
         if key not in self._rounds:
-            self._rounds[key] = _Round(fragment)
-            news = {"t": "open", "g": self._generation, "r": key, "s": list(fragment)}
+            self._rounds[key] = Gathering(fragment, codec(str(header["k"])))
+            news = {"t": "open", "g": self._generation, "r": key, "s": list(fragment), "k": header["k"]}
             for other, attempt in self._attempts.items():
                 if other != worker:
                     self.put(name_of(other, attempt), SPARK, dict(news))
         found = self._rounds[key]
         found.weights[worker], found.notes[worker] = float(header["w"]), dict(header["n"])
+        if payload is not None:
+            found.add(payload, float(header["w"]))
         if set(found.weights) == set(self._attempts):
-            del self._rounds[key]
             self._pool.submit(self._exchange, key, found, self._generation, dict(self._attempts))
 
-    def _exchange(self, key: str, found: _Round, generation: int, attempts: dict[int, int]) -> None:
+    def _exchange(self, key: str, found: Gathering, generation: int, attempts: dict[int, int]) -> None:
         """Sums a round, and sends its mean to all members."""
         try:
             start, stop = found.fragment
             mean = None
-            if any(found.weights.values()):
-                mean = self._reduce(key, generation, attempts, stop - start)
+            if found.total is not None:
+                mean = found.mean()
+            elif any(found.weights.values()):
+                names = [name_of(worker, attempt) for worker, attempt in attempts.items()]
+                mean = shuffled(lambda: self._marker(generation), self._wire, key, generation, names, stop - start)
                 if mean is None:
                     return
-            header: Header = {"t": "sum", "g": generation, "r": key, "s": [start, stop]}
+            header: Header = {"t": "sum", "g": generation, "r": key, "s": [start, stop], "k": found.codec.name}
+            header["m"] = found.packing
             header["n"] = {str(worker): note for worker, note in found.notes.items()}
             shared = None
             if mean is not None:
@@ -250,6 +331,8 @@ class Post:
                 shared = Shared(self._context.broadcast(mean), len(attempts))
             with self._lock:
                 current = generation == self._generation and self._open
+                if current:
+                    self._rounds.pop(key, None)
                 for worker, attempt in attempts.items():
                     if current:
                         self.put(name_of(worker, attempt), SPARK, dict(header), shared)
@@ -259,59 +342,10 @@ class Post:
             if self._open:
                 self.error = _explained(error)
 
-    def _reduce(self, key: str, generation: int, attempts: dict[int, int], size: int) -> bytes | None:
-        """The mean of all contributions; None where the generation has ended meanwhile."""
-        names = [name_of(worker, attempt) for worker, attempt in attempts.items()]
-        slices = max(1, -(-4 * size // SLICE_BYTES))
-        deadline, failed = time.monotonic() + PATIENCE_S, "no task came there"
-        while generation == self._generation and self._open:
-            job = uuid.uuid4().hex
-            task = functools.partial(read_parts, self._wire, job, key, generation, names, size, slices)
-            parts = self._machines().mapInArrow(task, PART).repartition(slices, "slice").mapInArrow(sum_parts, PART)
-            self.jobs += 1
-            try:
-                rows = sorted(parts.collect(), key=lambda row: int(row["slice"]))
-            except Exception as error:  # an executor died under it
-                rows, failed = [], str(error)[:300]
-            whole = [set(json.loads(row["who"])) == set(names) for row in rows]  # a task that ran again found nothing
-            if len(whole) == slices and all(whole):
-                return b"".join(bytes(row["data"]) for row in rows)
-            if time.monotonic() > deadline:
-                raise TimedOutError(
-                    f"round {key} was not read from all of {sorted(names)} within {PATIENCE_S:.0f} s ({failed}); "
-                    "exchange='spark' needs a slot on each machine beside those of its workers"
-                )
-            time.sleep(IDLE_S)
-        return None
-
-    # -- jobs -------------------------------------------------------------------------------------------------------
-
-    def _collect(self, task: Callable[..., Any], schema: str) -> list[Any]:
+    def _marker(self, generation: int) -> Any:
+        """What to run a job of a generation over; None once that is over."""
         self.jobs += 1
-        frame, began = self._machines(), time.monotonic()
-        found = list(frame.mapInArrow(task, schema).collect())
-        if time.monotonic() - began > SLOW_S:  # it may have waited for a slot where its rows lie, with others free
-            with self._marking:
-                self._placed = ""
-        return found
-
-    def _machines(self) -> Any:
-        """A frame with a partition for every executor: where its rows lie, tasks over it run.
-
-        It is made anew when executors have come or gone, or an agent is not seen, and then lies where slots are free.
-        """
-        context = self._context._jsc.sc()
-        executors = str(context.getExecutorIds())
-        with self._marking:
-            if self._marker is None or self._placed != executors:
-                if self._marker is not None:
-                    self._marker.unpersist()
-                count = max(1, int(context.getExecutorIds().size()))
-                first = secrets.randbelow(1 << 40)  # a plan that no other is taken for
-                self._marker = self._session.range(first, first + count, 1, count).persist()
-                self._marker.count()
-                self._placed, self._placed_at = executors, time.monotonic()
-            return self._marker
+        return self._places.marker if generation == self._generation and self._open else None
 
 
 class SparkHub:

@@ -1,106 +1,86 @@
-"""Rounds that Spark sums: the same to a mesh as `thinwire.exchange.rounds.Rounds`, without any traffic of its own.
+"""Rounds that Spark sums: the same to a mesh as `thinwire.exchange.rounds.Rounds`, with the driver as the only owner.
 
-A worker that launches a round offers its contribution in its box and says so to the driver. When all have, the driver
-runs a job that reads and sums them, and the mean comes with a later visit.
+A worker that launches a round says so to the driver, in a letter that has the contribution along. Where all together
+would be much for the driver, the letter only says that the contribution can be read in the worker's box: when all have
+said so, the driver runs a job that reads and sums them by a shuffle. The mean comes with a later visit. With a lossy
+codec the contribution carries error feedback, and the mean comes in bfloat16.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from thinwire.engine.ports import COORDINATOR, Clock, Header
 from thinwire.exchange.mesh import Mesh
-from thinwire.exchange.round import Completed, Launch
+from thinwire.exchange.round import Chunk, Lane, Launch, Round
 from thinwire.exchange.rounds import Rounds
-from thinwire.exchange.spark.link import Offer, SparkLink
+from thinwire.exchange.spark.link import EXACT, SPARK, Offer, SparkLink
 from thinwire.parameters import Fragment
-
-CODEC = "float32"
-
-
-@dataclass
-class _Open:
-    fragment: Fragment
-    launch: Launch | None = None
-    started: float = 0.0
-    done: bool = False
-    notes: dict[int, dict[str, Any]] = field(default_factory=dict)
+from thinwire.rules.compression import codec
 
 
 class SparkRounds(Rounds):
     """One agent's part in all rounds of a generation."""
 
-    def __init__(self, me: int, link: SparkLink, *, clock: Clock = time.monotonic) -> None:
-        self._me, self._link, self._clock = me, link, clock
-        self._mine: dict[str, _Open] = {}
-        self._ended: list[str] = []
-        self._completed = []
-        self.generation = 0
-        self.members = ()
-        self.attempts = {}
-        self.refused = 0
+    def __init__(
+        self, me: int, link: SparkLink, lane: Callable[[str, str], Lane], *, clock: Clock = time.monotonic
+    ) -> None:
+        super().__init__(me, link.send, lane, clock=clock)
+        self._link = link
 
     def configure(
         self, generation: int, attempts: dict[int, int], landed: Callable[[str], bool] = lambda key: False
     ) -> list[Launch]:
-        given_up = [o.launch for key, o in self._mine.items() if o.launch is not None and not landed(key)]
-        for key in self._mine:
+        for key in self._open:
             self._link.offer(key, None)
-        self._mine, self._ended, self._completed = {}, [], []
-        self.generation, self.attempts, self.members = generation, dict(attempts), tuple(sorted(attempts))
-        return given_up
+        return super().configure(generation, attempts, landed)
 
-    def launch(self, own: Launch) -> bool:
-        if own.key in self._ended:
-            return False
-        entry = self._mine.setdefault(own.key, _Open(own.fragment))
-        if entry.launch is not None:
-            return False
-        entry.fragment, entry.launch, entry.started = own.fragment, own, self._clock()
-        counts = own.values is not None and own.weight > 0
-        self._link.offer(own.key, Offer(self.generation, own.weight, own.values if counts else None))
-        header = {"t": "launched", "g": self.generation, "a": self.attempts.get(self._me, 0), "r": own.key}
-        self._link.send(
-            COORDINATOR, header | {"s": list(own.fragment), "w": own.weight if counts else 0.0, "n": own.note}
-        )
-        return True
-
-    def wanted(self) -> list[tuple[str, Fragment, str]]:
-        return [(key, o.fragment, CODEC) for key, o in self._mine.items() if o.launch is None]
+    def waiting_for(self) -> dict[str, list[int]]:
+        return {key: [] for key, entry in self._open.items() if entry.launched and not entry.complete}
 
     @property
     def waiting(self) -> bool:
         return False  # nothing here depends on the time
 
-    def waiting_for(self) -> dict[str, list[int]]:
-        return {key: [] for key, entry in self._mine.items() if entry.launch is not None and not entry.done}
-
-    def receive(self, sender: int, header: Header, payload: memoryview | None) -> None:
-        key, start, stop = str(header["r"]), *(int(v) for v in header["s"])
-        if int(header["g"]) != self.generation or key in self._ended:
-            return
-        entry = self._mine.setdefault(key, _Open(Fragment(start, stop)))
-        if header["t"] == "sum" and entry.launch is not None and not entry.done:
-            mean = _values(payload, entry.fragment.size)
-            entry.done = True
-            self._link.offer(key, None)
-            notes = {int(worker): dict(note) for worker, note in header["n"].items()}
-            taken, late = self._clock() - entry.started, tuple(int(w) for w in header.get("late", ()))
-            size = 0 if payload is None else payload.nbytes
-            self._completed.append(Completed(key, entry.fragment, mean, notes, taken, size, len(self.members), late))
-
-    def tick(self) -> None:
-        return
-
     def settle(self, key: str) -> None:
-        if self._mine.pop(key, None) is not None:
-            self._ended = [*self._ended[-127:], key]
+        self._link.offer(key, None)
+        super().settle(key)
+
+    def _cut(self, fragment: Fragment, lane: Lane) -> tuple[Chunk, ...]:
+        return (Chunk(SPARK, 0, fragment.size, True),)
+
+    def _scatter(self, entry: Round) -> None:
+        header = self._header("launched", entry, 0) | {"w": entry.weight, "n": entry.note}
+        packed = entry.pack(0)
+        size_bytes = entry.size_bytes = entry.lane.codec.size_bytes(entry.fragment.size)
+        if size_bytes * len(self.members) > self._link.direct_bytes and entry.lane.codec.name == EXACT:
+            self._link.offer(entry.key, Offer(self.generation, entry.weight, entry.values))
+            self._link.send(COORDINATOR, header)
+        else:
+            self._link.send(COORDINATOR, header, None if packed is None else packed.numpy().data)
+
+    def _receive(self, sender: int, header: Header, payload: memoryview | None) -> None:
+        key, (start, stop), name = str(header["r"]), (int(v) for v in header["s"]), str(header["k"])
+        if int(header["g"]) != self.generation or key in self._settled:
+            return
+        entry = self._open.get(key) or self._add(key, Fragment(start, stop), name)
+        if header["t"] != "sum" or not entry.launched or entry.complete:
+            return
+        packing = codec(str(header["m"]))
+        if payload is None:
+            entry.mean.zero_()
+        elif payload.nbytes != packing.size_bytes(entry.fragment.size):
+            raise ValueError(f"{payload.nbytes} bytes of a mean of {entry.fragment.size}")
+        elif packing.name == EXACT:
+            entry.mean = torch.frombuffer(payload, dtype=torch.float32)
+        else:
+            packing.decode(torch.frombuffer(payload, dtype=torch.uint8), entry.fragment.size, out=entry.mean)
+        entry.notes = {int(worker): dict(note) for worker, note in header["n"].items()}
+        entry.done.add(0)
+        self._try_complete(entry)
 
 
 class SparkMesh(Mesh):
@@ -108,12 +88,4 @@ class SparkMesh(Mesh):
 
     def _make_rounds(self) -> Rounds:
         assert isinstance(self._link, SparkLink)
-        return SparkRounds(self._seat.worker, self._link)
-
-
-def _values(payload: memoryview | None, size: int) -> Tensor:
-    if payload is None:
-        return torch.zeros(size)
-    if payload.nbytes != 4 * size:
-        raise ValueError(f"{payload.nbytes} bytes where {4 * size} belong")
-    return torch.frombuffer(payload, dtype=torch.float32)
+        return SparkRounds(self._seat.worker, self._link, self.residuals.lane)

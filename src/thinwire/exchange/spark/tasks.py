@@ -1,50 +1,131 @@
-"""What short tasks do on an executor: visit the boxes of their machine. Each job runs one of these on every machine."""
+"""What short tasks do on an executor: visit the boxes of their machine. Each job runs one of these on some machines."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-from collections.abc import Iterator
+import select
+import socket
+import time
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
-from thinwire.exchange.spark.box import GoneError, boxes, folder, visit
-from thinwire.exchange.spark.link import SparkWire
+from thinwire.errors import ProtocolError
+from thinwire.exchange.spark.box import Frame, GoneError, boxes, knock, machine, receive
+from thinwire.exchange.spark.link import BEAT, EXACT, SparkWire
+from thinwire.exchange.spark.sheet import Sheet
 
-MAIL = "name string, header string, frames binary"
-PART = "slice int, weight double, data binary, who string"
+GRACE_S, CONFIRM_S = 0.02, 1.0
+"""How long a visit goes on once one agent has said something, and while one has not confirmed what it was brought."""
+CARRIED_PER_S = 200e6
+"""About what a job carries: to wait that long for the others of this machine is cheaper than to come again."""
+CHUNK_BYTES = 4 << 20
+
+
+def say_where(wire: SparkWire, rows: Iterable[Any]) -> list[Any]:
+    """Each of the places that a task is for, with the machine it runs on."""
+    return [(place, machine(wire.place)) for place in rows]
 
 
 def carry_mail(
-    wire: SparkWire, job: str, bags: dict[str, Any], frames: list[Any], batches: Iterator[Any]
-) -> Iterator[Any]:
-    """Brings letters, and fetches what the boxes hold: a row for each box."""
-    import pyarrow as pa
+    wire: SparkWire, where: str, bags: dict[str, Any], frames: list[Any], wait_s: float, rows: Iterable[Any]
+) -> list[Any]:
+    """Brings letters, waits for some, and fetches them: a header as text, and after it all frames in pieces.
 
-    for _ in batches:
-        pass
-    with _alone(wire, job) as first:
-        if not first:
-            return
-        for name in boxes(wire.run):
-            bag = bags.get(name, {"letters": [], "ack": 0})
-            wanted = sorted({letter[3] for letter in bag["letters"] if letter[3] is not None})
-            order = {index: place for place, index in enumerate(wanted)}
-            letters = [[n, who, header, None if f is None else order[f]] for n, who, header, f in bag["letters"]]
-            brought = [getattr(frames[index], "value", frames[index]) for index in wanted]
-            asked = {"t": "post", "letters": letters, "ack": bag["ack"]}
+    Contributions to one round by several agents of this machine come back as one, added up.
+    """
+    for _ in rows:
+        pass  # a worker of Python's that leaves rows unread is not used again
+    if machine(wire.place) != where:
+        return [json.dumps({"elsewhere": True})]
+    doors: dict[socket.socket, str] = {}
+    told: dict[str, dict[str, Any]] = {}
+    fetched: dict[str, list[memoryview]] = {}
+    sheets: dict[int, Frame] = {}
+    for name in boxes(wire.place):
+        bag = bags.get(name, {"letters": [], "ack": 0})
+        wanted = sorted({letter[3] for letter in bag["letters"] if letter[3] is not None})
+        for index in wanted:
+            if index not in sheets:
+                sheets[index] = Sheet.of(getattr(frames[index], "value", frames[index]))
+        order = {index: place for place, index in enumerate(wanted)}
+        letters = [[n, who, header, None if f is None else order[f]] for n, who, header, f in bag["letters"]]
+        asked = {"t": "post", "letters": letters, "ack": bag["ack"], "wait": wait_s}
+        try:
+            doors[knock(wire.place, wire.token, name, asked, [sheets[index] for index in wanted])] = name
+        except GoneError:
+            told[name] = {"gone": True}
+        except OSError:
+            continue  # it does not take its mail; its silence is the coordinator's matter
+    _listen(doors, told, fetched, wait_s)
+    sizes, out = _packed(told, fetched)
+    text = json.dumps({"boxes": told, "sizes": sizes})
+    return [text, *(bytes(part[at : at + CHUNK_BYTES]) for part in out for at in range(0, len(part), CHUNK_BYTES))]
+
+
+def _listen(
+    doors: dict[socket.socket, str],
+    told: dict[str, dict[str, Any]],
+    fetched: dict[str, list[memoryview]],
+    wait_s: float,
+) -> None:
+    """What the boxes say: first what they have seen, and then, sooner or later, their letters."""
+    began = time.monotonic()
+    deadline = began + wait_s + GRACE_S
+    while doors:
+        now = time.monotonic()
+        confirmed = all(name in told for name in doors.values())
+        until = deadline if confirmed else max(deadline, began + CONFIRM_S)
+        if now >= until:
+            break
+        for door in select.select(list(doors), [], [], until - now)[0]:
+            name = doors[door]
             try:
-                found = visit(wire.run, wire.token, name, asked, brought)
-            except GoneError:
-                found = {"gone": True}, []
-            if found is None:
+                header, frames = receive(door)
+            except Exception:  # it went, or says what nobody understands
+                door.close()
+                del doors[door]
                 continue
-            header, fetched = found
-            header["sizes"] = [len(frame) for frame in fetched]
-            row = {"name": [name], "header": [json.dumps(header)], "frames": [b"".join(fetched)]}
-            yield pa.RecordBatch.from_pydict(row, schema=_schema(MAIL))
+            told.setdefault(name, {"letters": []}).update(header)
+            if "letters" in header:
+                fetched[name] = frames
+                door.close()
+                del doors[door]
+                if any(letter[2]["t"] != BEAT for letter in header["letters"]):
+                    carried = sum(frame.nbytes for frame in frames)
+                    deadline = min(deadline, time.monotonic() + GRACE_S + carried / CARRIED_PER_S)
+    for door in doors:
+        door.close()
+
+
+def _packed(
+    told: dict[str, dict[str, Any]], fetched: dict[str, list[memoryview]]
+) -> tuple[list[int], list[memoryview]]:
+    """Frames as they travel: those of one round and generation are weighed and added up, and told apart by no one."""
+    out: list[Any] = []
+    sums: dict[tuple[str, int], int] = {}
+    for name, frames in fetched.items():
+        for letter in told[name]["letters"]:
+            header, frame = letter[2], letter[3]
+            if frame is None:
+                continue
+            if header["t"] != "launched" or header["k"] != EXACT:
+                letter[3] = len(out)
+                out.append(frames[frame])
+                continue
+            key, values = (str(header["r"]), int(header["g"])), np.frombuffer(frames[frame], np.float32)
+            if key not in sums:
+                sums[key] = letter[3] = len(out)
+                out.append(values * np.float32(header["w"]))
+            elif len(out[sums[key]]) == len(values):
+                out[sums[key]] += values * np.float32(header["w"])
+                letter[3] = None
+            else:
+                raise ValueError(f"agent {name} sends {len(values)} numbers for round {key[0]}, others another count")
+    views = [memoryview(part).cast("B") for part in out]
+    return [view.nbytes for view in views], views
 
 
 def read_parts(
@@ -55,20 +136,19 @@ def read_parts(
     names: list[str],
     size: int,
     slices: int,
-    batches: Iterator[Any],
+    rows: Iterable[Any],
 ) -> Iterator[Any]:
-    """Reads this machine's contributions to a round and adds them up: a row for each slice."""
-    import pyarrow as pa
-
-    for _ in batches:
+    """Reads this machine's contributions to a round and adds them up: by slice, their weight, their sum, and whose."""
+    for _ in rows:
         pass
     total, weight, who = None, 0.0, []
-    for name in boxes(wire.run):
+    for name in boxes(wire.place):
         if name not in names:
             continue
         found = None
-        with contextlib.suppress(GoneError):
-            found = visit(wire.run, wire.token, name, {"t": "read", "r": key, "g": generation, "job": job}, [])
+        asked = {"t": "read", "r": key, "g": generation, "job": job}
+        with contextlib.suppress(GoneError, OSError, ProtocolError), _knock(wire, name, asked) as door:
+            found = receive(door)
         if found is None or found[0]["w"] is None:
             continue
         if found[1] and len(found[1][0]) != 4 * size:
@@ -86,54 +166,26 @@ def read_parts(
     borders = [size * i // slices for i in range(slices + 1)]
     for index in range(slices):
         part = b"" if total is None else total[borders[index] : borders[index + 1]].tobytes()
-        row = {"slice": [index], "weight": [weight], "data": [part], "who": [json.dumps(who)]}
-        yield pa.RecordBatch.from_pydict(row, schema=_schema(PART))
+        yield index, (weight, part, who)
 
 
-def sum_parts(batches: Iterator[Any]) -> Iterator[Any]:
-    """Adds up the rows of each slice."""
-    import pyarrow as pa
+def _knock(wire: SparkWire, name: str, asked: dict[str, Any]) -> socket.socket:
+    return knock(wire.place, wire.token, name, asked, [])
 
+
+def sum_parts(rows: Iterable[Any]) -> Iterator[Any]:
+    """Adds up what there is of each slice, and divides it by its weight."""
     sums: dict[int, Any] = {}
     weights: dict[int, float] = {}
     who: dict[int, list[str]] = {}
-    for batch in batches:
-        for place in range(batch.num_rows):
-            index = batch.column(0)[place].as_py()
-            data = np.frombuffer(batch.column(2)[place].as_buffer(), np.float32)
-            weights[index] = weights.get(index, 0.0) + batch.column(1)[place].as_py()
-            who.setdefault(index, []).extend(json.loads(batch.column(3)[place].as_py()))
-            if index not in sums or not len(sums[index]):
-                sums[index] = data.copy()
-            elif len(data):
-                sums[index] += data
+    for index, (weight, part, names) in rows:
+        data = np.frombuffer(part, np.float32)
+        weights[index] = weights.get(index, 0.0) + weight
+        who.setdefault(index, []).extend(names)
+        if index not in sums or not len(sums[index]):
+            sums[index] = data.copy()
+        elif len(data):
+            sums[index] += data
     for index, data in sums.items():
         mean = data / np.float32(weights[index]) if weights[index] > 0 else data
-        row = {"slice": [index], "weight": [weights[index]], "data": [mean.tobytes()], "who": [json.dumps(who[index])]}
-        yield pa.RecordBatch.from_pydict(row, schema=_schema(PART))
-
-
-@contextlib.contextmanager
-def _alone(wire: SparkWire, job: str) -> Iterator[bool]:
-    """Whether this task is the first of its job on this machine: one visit to a box is enough."""
-    if not list(boxes(wire.run)):
-        yield False
-        return
-    path = os.path.join(folder(wire.run), f"{job}.visit")
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-
-
-def _schema(text: str) -> Any:
-    import pyarrow as pa
-
-    kinds = {"int": pa.int32(), "double": pa.float64(), "binary": pa.binary(), "string": pa.string()}
-    return pa.schema([(name, kinds[kind]) for name, kind in (part.split() for part in text.split(", "))])
+        yield index, mean.tobytes(), who[index]
