@@ -55,7 +55,9 @@ class Run:
             return self._served(hub, policy, progress, began)
 
     def _served(self, hub: Hub, policy: Policy, progress: bool | None, began: float) -> tuple[Outcome, float]:
-        workforce = self._cluster.launch(functools.partial(work, self._job), self._dealt, self._job.wire)
+        workforce = self._cluster.launch(
+            functools.partial(work, self._job), self._dealt, self._job.wire, self._job.strategy.helpers
+        )
         try:
             coordinator = self._coordinator = Coordinator(
                 hub,

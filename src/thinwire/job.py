@@ -19,7 +19,7 @@ from thinwire.data import Batch, Loader, Position, Sampler, Shard, ShardFiles
 from thinwire.data.feeds import Feed
 from thinwire.engine.joint import JointState
 from thinwire.engine.plan import WorkerPlan
-from thinwire.engine.ports import COORDINATOR, Link, Wire
+from thinwire.engine.ports import COORDINATOR, Batches, Link, Wire
 from thinwire.engine.resuming import resume
 from thinwire.engine.signals import CutOffError, LeftError
 from thinwire.engine.worker import Worker
@@ -100,6 +100,18 @@ class ShardBatches:
         return iter(()) if self._validation is None else self._validation.batches(Position(0, 0), 1)
 
 
+class NoBatches:
+    """The rows of a helper, which has none; see `thinwire.engine.ports.Batches`."""
+
+    num_rows = num_validation_rows = batches_per_epoch = 0
+
+    def training(self, start: tuple[int, int], epochs: int | None) -> Iterator[Batch]:
+        return iter(())
+
+    def validation(self) -> Iterator[Batch]:
+        return iter(())
+
+
 def work(
     job: Job,
     worker: int,
@@ -149,9 +161,12 @@ def _build(
     if spec.device in ("auto", "cuda") and torch.cuda.is_available():
         count = torch.cuda.device_count()  # a cluster that shows a task its own GPU alone may still name it by number
         spec = replace(spec, device=f"cuda:{worker % count if gpu is None else min(gpu, count - 1)}")
-    replica = TorchReplica(job.model, spec, worker)
-    with job.feed.shard(worker, given, functools.partial(_fetch, link, attempt)) as files:
-        batches = ShardBatches(files, job, worker, replica.device)
+    helps = worker >= job.workers
+    replica = TorchReplica(job.model, replace(spec, device="cpu") if helps else spec, worker)
+    batches: Batches = NoBatches()
+    if not helps:
+        with job.feed.shard(worker, given, functools.partial(_fetch, link, attempt)) as files:
+            batches = ShardBatches(files, job, worker, replica.device)
     strategy = job.strategy.with_optimizer(spec.optimizer)
     joint = JointState(strategy, replica.vector.detach().cpu(), job.workers)
     settings: dict[str, Any] = {"kind": SparkMesh if job.exchange == "spark" else Mesh}

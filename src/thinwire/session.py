@@ -208,6 +208,7 @@ def fit(
         run = Run(job, where, dealt, log, store, earlier, seed)
         policy = Policy(
             workers=where.workers,
+            helpers=chosen.helpers,
             stop=stop,
             until=policy_stop,
             deadlines=patience,

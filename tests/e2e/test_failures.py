@@ -45,7 +45,7 @@ class Killer:
             if event.attempt and self.again:
                 self.again = False
                 os.kill(event.pid, signal.SIGKILL)
-        if isinstance(event, events.Progressed) and event.steps >= self.after_steps and len(self.pids) == WORKERS:
+        if isinstance(event, events.Progressed) and event.steps >= self.after_steps and len(self.pids) >= WORKERS:
             for victim in self.victims:
                 os.kill(self.pids[victim], signal.SIGKILL)
             self.victims = []
@@ -78,6 +78,17 @@ def fit(strategy: tw.Strategy, killer: Killer, **changes: Any) -> tw.Result:
 def best(result: tw.Result) -> float:
     """On a machine with too little time for its workers, rounds are few and the last model need not be the best."""
     return max(row["val_accuracy"] for row in result.history)
+
+
+def test_the_server_beside_the_driver_is_killed_and_the_run_goes_on() -> None:
+    killer = Killer(WORKERS)
+    result = fit(tw.EASGD(period=5, servers="driver"), killer)
+    assert result.summary["complete"]
+    assert result.summary["workers"] == WORKERS
+    assert [e.worker for e in killer.of(events.WorkerLost)] == [WORKERS]
+    assert [e.attempt for e in killer.of(events.WorkerJoined) if e.worker == WORKERS] == [0, 1]
+    assert result.summary["rows"] == EPOCHS * 1438
+    assert best(result) >= 0.95
 
 
 @pytest.mark.parametrize(

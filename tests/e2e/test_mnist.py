@@ -9,6 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
+
+import thinwire as tw
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,3 +41,31 @@ def test_the_mnist_recipe_reaches_98_5_percent(mnist: str) -> None:
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout.splitlines()[-1])
     assert summary["val_accuracy"] >= 0.985
+
+
+def _net() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_eventual_consistency_comes_as_far_as_synchronous_training(mnist: str) -> None:
+    """Within half a point, each with the learning rate that suits it: a momentum of many updates is its own."""
+
+    def fit(strategy: tw.Strategy, rate: float, momentum: float) -> float:
+        result = tw.fit(
+            _net,
+            f"mnist:{mnist}",
+            inputs=["pixels"],
+            validation=f"mnist:{mnist}?split=test",
+            strategy=strategy,
+            cluster=tw.Local(workers=2),
+            epochs=4,
+            batch_size=64,
+            optimizer=lambda p: torch.optim.SGD(p, lr=rate, momentum=momentum),
+            progress=False,
+        )
+        return float(result.history[-1]["val_accuracy"])
+
+    together, eventual = fit(tw.Synchronous(), 0.05, 0.9), fit(tw.ParameterTable(), 0.2, 0.0)
+    assert eventual >= together - 0.005

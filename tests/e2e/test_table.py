@@ -44,7 +44,7 @@ def differ(one: nn.Module, other: nn.Module) -> float:
 
 
 @pytest.mark.parametrize("optimizer", [sgd, adam], ids=["sgd", "adam"])
-@pytest.mark.parametrize("servers", [1, "spread"])
+@pytest.mark.parametrize("servers", [1, "spread", "driver"])
 def test_strict_consistency_is_synchronous_training(optimizer: Any, servers: Any) -> None:
     """The mean of all gradients at every step, and one optimizer: to float tolerance the same parameters."""
     table = fit(tw.ParameterTable(consistency="strict", servers=servers, tuple_size=700), optimizer=optimizer)

@@ -35,6 +35,8 @@ class HandLink:
 
     def send(self, peer: int, header: dict[str, Any], payload: memoryview | None = None) -> None:
         copied = None if payload is None else memoryview(bytearray(payload))
+        kinds = self._stage.sent.setdefault(self._me, {})
+        kinds[header["t"]] = kinds.get(header["t"], 0) + (0 if copied is None else copied.nbytes)
         message = Message(self._me, json.loads(json.dumps(header)), copied)
         self._stage.wires.setdefault((self._me, peer), deque()).append(message)
 
@@ -58,6 +60,8 @@ class Stage:
         self.size, self.codec_name, self.settings = size, codec_name, settings or {}
         self.attempts = dict.fromkeys(range(workers), 0)
         self.wires: dict[tuple[int, int], deque[Message]] = {}
+        self.sent: dict[int, dict[str, int]] = {}
+        """Bytes of payload by sender and kind."""
         self.membership = Membership(workers, Deadlines(settle_s=0.0))
         self.peers: dict[int, Peer] = {}
         self.joints: dict[int, JointState] = {}

@@ -46,13 +46,17 @@ class Tables(Stage):
     def __init__(self, seed: int, workers: int = WORKERS, **knobs: Any) -> None:
         self.random = random.Random(seed)
         strategy = Adding(tuple_size=PLACES, log_every=4, **knobs)
-        super().__init__(workers, strategy, size=TUPLES * PLACES, settings={"kind": Table, "workers": workers})
+        self.senders = range(workers)
+        settings = {"kind": Table, "workers": workers}
+        super().__init__(workers + strategy.helpers, strategy, size=TUPLES * PLACES, settings=settings)
 
     def place(self, worker: int, round: int) -> int:
         return (worker * 4 + self.attempts[worker]) * ROUNDS + round
 
     def send(self, worker: int) -> None:
         peer = self.peers[worker]
+        if worker not in self.senders:
+            return
         if self.claimed[worker] or peer.next_round >= ROUNDS or not peer.member._rounds.members:
             return
         round, fragment = peer.claim()
@@ -115,7 +119,7 @@ def seeds(count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", seeds(20))
-@pytest.mark.parametrize("servers", [1, 2, "spread"])
+@pytest.mark.parametrize("servers", [1, 2, "spread", "driver"])
 def test_every_update_is_merged_once_in_every_tuple(tables: Any, seed: int, servers: Any) -> None:
     stage = tables(seed, servers=servers)
     stage.shake(600)
@@ -160,6 +164,43 @@ def test_a_server_that_is_killed_takes_all_back_to_the_last_complete_checkpoint(
         stage.send(worker)
     stage.settle()
     assert stage.assert_sound().sum() == before + TUPLES * len(stage.peers), "the run goes on"
+
+
+@pytest.mark.parametrize("seed", seeds(20))
+def test_a_server_beside_the_driver_that_is_killed_leaves_its_tuples_to_a_worker(tables: Any, seed: int) -> None:
+    stage = tables(seed, servers="driver")
+    assert set(stage.peers[WORKERS].member.server.books) == set(range(TUPLES))
+    stage.shake(stage.random.randint(100, 600))
+    stage.kill(WORKERS)
+    stage.shake(stage.random.randint(0, 200))
+    stage.settle()
+    before = stage.assert_sound().sum()
+    assert set(stage.peers[0].member.server.books) == set(range(TUPLES))
+    for worker in stage.peers:
+        stage.send(worker)
+    stage.settle()
+    assert stage.assert_sound().sum() == before + TUPLES * len(stage.peers), "the run goes on"
+    stage.join(WORKERS, 1)
+    stage.settle()
+    assert set(stage.peers[WORKERS].member.server.books) == set(range(TUPLES)), "and they go back to it"
+    assert stage.assert_sound().sum() == before + TUPLES * len(stage.peers) - TUPLES, "as they were"
+
+
+def test_recovery_moves_what_the_lost_server_had_and_no_more(tables: Any) -> None:
+    """No worker sends more than the lost server's share and its own, however large the model is."""
+    stage = tables(0)
+    for _ in range(4):
+        for worker in range(WORKERS):
+            stage.send(worker)
+        stage.settle()
+    share = 4 * PLACES * TUPLES / WORKERS
+    for happens in (lambda: stage.kill(1), lambda: stage.join(1, 1)):
+        stage.sent = {}
+        happens()
+        stage.settle()
+        moved = {worker: sum(kinds.get(k, 0) for k in ("move", "copy")) for worker, kinds in stage.sent.items()}
+        assert max(moved.values()) <= 2.5 * share, moved
+    assert sum(kinds.get("move", 0) for kinds in stage.sent.values()) <= 1.5 * share, "what was its own comes back"
 
 
 @pytest.mark.parametrize("seed", seeds(40))

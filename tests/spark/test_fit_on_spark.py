@@ -69,7 +69,9 @@ def test_an_error_on_an_executor_reaches_the_driver_with_host_and_worker(digits:
 
 
 @pytest.mark.parametrize(
-    "strategy", [tw.EASGD(period=4), tw.DeepSpark(period=4), tw.ParameterTable(consistency="strict")], ids=name_of
+    "strategy",
+    [tw.EASGD(period=4, servers="driver"), tw.DeepSpark(period=4), tw.ParameterTable(consistency="strict")],
+    ids=name_of,
 )
 def test_asynchronous_strategies_train_on_executors(digits: Any, strategy: tw.Strategy) -> None:
     fitted = estimator(strategy=strategy, epochs=12, validation=0.2).fit(digits)

@@ -104,8 +104,11 @@ class Site(Protocol):
     def needs_jobs(self) -> Any:
         """What runs jobs beside the workers; raises ConfigError where there is none."""
 
-    def launch(self, entry: Entry, dealt: Dealt, wire: Wire) -> Workforce:
-        """Starts the workers; `wire` is for those that fail before they can read `entry`."""
+    def launch(self, entry: Entry, dealt: Dealt, wire: Wire, helpers: int = 0) -> Workforce:
+        """Starts the workers, and helpers on this machine, whose numbers come after theirs.
+
+        `wire` is for those that fail before they can read `entry`.
+        """
 
 
 class DriverData:

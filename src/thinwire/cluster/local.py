@@ -74,12 +74,12 @@ class Local:
     def needs_jobs(self) -> Any:
         raise ConfigError("exchange = 'spark' needs cluster=tw.Spark(…); on this machine alone use 'mesh'")
 
-    def launch(self, entry: Entry, dealt: Dealt, wire: Wire) -> LocalWorkforce | ThreadWorkforce:
-        """Starts the workers."""
+    def launch(self, entry: Entry, dealt: Dealt, wire: Wire, helpers: int = 0) -> LocalWorkforce | ThreadWorkforce:
+        """Starts the workers, and helpers as more of them."""
         if not self.processes:
-            return ThreadWorkforce(entry, self.workers)
+            return ThreadWorkforce(entry, self.workers + helpers)
         force = LocalWorkforce(self, packed(entry))
-        for worker in range(self.workers):
+        for worker in range(self.workers + helpers):
             force.start(worker, 0)
         return force
 

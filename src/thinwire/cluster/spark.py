@@ -25,6 +25,7 @@ import cloudpickle
 
 from thinwire.cluster.base import Dealt, DriverData, Entry
 from thinwire.cluster.frames import FrameData, is_frame
+from thinwire.cluster.local import Local, LocalWorkforce
 from thinwire.cluster.preflight import examine
 from thinwire.cluster.process import make_own
 from thinwire.cluster.sessions import (
@@ -121,15 +122,19 @@ class SparkSite:
             for warning in findings.warnings:
                 warnings.warn(warning, stacklevel=2)
 
-    def launch(self, entry: Entry, dealt: Dealt, wire: Wire) -> SparkWorkforce:
-        """Starts the job whose tasks are the workers."""
+    def launch(self, entry: Entry, dealt: Dealt, wire: Wire, helpers: int = 0) -> SparkWorkforce:
+        """Starts the job whose tasks are the workers, and helpers as processes beside the driver."""
         threads = self.cluster.threads
         if not isinstance(threads, int):
             threads = int(setting(self.session, "spark.task.cpus", "1"))
         frame, kept = dealt.frame or (self.session.range(0, self.workers, 1, self.workers), False)
-        return SparkWorkforce(
-            self.session, frame, kept, functools.partial(_task, packed(entry), wire, threads), self.workers
-        )
+        payload = packed(entry)
+        beside = LocalWorkforce(Local(workers=helpers, threads=1), payload) if helpers else None
+        for worker in range(self.workers, self.workers + helpers):
+            assert beside is not None
+            beside.start(worker, 0)
+        task = functools.partial(_task, payload, wire, threads)
+        return SparkWorkforce(self.session, frame, kept, task, self.workers, beside)
 
     def _is_table_or_files(self, name: str) -> bool:
         """Whether executors are to read a path themselves: folders and globs of Parquet files."""
@@ -141,8 +146,11 @@ class SparkWorkforce:
 
     revives = True
 
-    def __init__(self, session: Any, frame: Any, kept: bool, task: Any, workers: int) -> None:
+    def __init__(
+        self, session: Any, frame: Any, kept: bool, task: Any, workers: int, beside: LocalWorkforce | None = None
+    ) -> None:
         self._session, self._frame, self._kept, self._workers = session, frame, kept, workers
+        self._beside = beside
         self._tag = f"thinwire-{uuid.uuid4().hex[:8]}"
         self._error: BaseException | None = None
         self._told = False
@@ -157,18 +165,23 @@ class SparkWorkforce:
 
     def exits(self) -> list[Exit]:
         """Nothing, while the job lives: a lost task shows by its connection, and Spark starts it again."""
+        helpers = [] if self._beside is None else self._beside.exits()
         if self._job.is_alive() or self._error is None or self._told:
-            return []
+            return helpers
         self._told = True
         reason = f"the Spark job ended: {_told(self._error)}"
         return [Exit(worker, WHOEVER, reason) for worker in range(self._workers)]
 
     def replace(self, worker: int, attempt: int) -> bool:
+        if worker >= self._workers:
+            return self._beside is not None and self._beside.replace(worker, attempt)
         return self._job.is_alive()
 
     def stop(self) -> None:
         """Workers that said good-bye get a moment to end their tasks, then the job is cancelled."""
         self._job.join(5.0)
+        if self._beside is not None:
+            self._beside.stop()
         if self._job.is_alive():
             cancel(self._session, self._tag)
             self._job.join(20.0)

@@ -40,7 +40,7 @@ class Coordinator:
     ) -> None:
         self._hub, self._workforce, self._policy = hub, workforce, policy
         self._emit_to, self._commit, self._meta, self._serve = emit, commit, meta, serve
-        self.membership = Membership(policy.workers, policy.deadlines)
+        self.membership = Membership(policy.workers + policy.helpers, policy.deadlines)
         self.outcome = Outcome()
         self._jury = Jury(Verdict(policy.stop, policy.until))
         if resumed:
@@ -105,7 +105,7 @@ class Coordinator:
         handler(worker, header, message.payload, now)
 
     def _on_join(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
-        if not 0 <= worker < self._policy.workers:
+        if not 0 <= worker < self.membership.workers:
             raise ConfigError(f"worker {worker} came, and the run is to have {self._policy.workers}")
         if (worker, header["a"]) in self._gone:
             return  # its process ended while this was on the way
@@ -117,7 +117,7 @@ class Coordinator:
         if seat is not None and seat.attempt == header["a"]:
             self._finished.discard(worker)
             self._jury.excused.pop(worker, None)
-            if not self.membership.rows[worker]:
+            if not self.membership.rows[worker] and worker < self._policy.workers:
                 _log.warning("worker %s on %s has no rows to train on: its partition is empty", worker, seat.host)
             self._emit(
                 events.WorkerJoined(
@@ -279,13 +279,11 @@ class Coordinator:
             self._try_commit(name)
         if self._concluding_since is None:
             stopping = self.outcome.stopped_early or self._pending_stop is not None
+            done = {worker for worker in self._finished if worker < self._policy.workers}
             makes_room, missed = self._workforce.revives and not stopping, set(self._lost_at) - self._never
             if makes_room:
-                self._act(self.membership.make_room(self._finished, missed, now))
-            alive, more = (
-                set(self.membership.seats),
-                makes_room and self.membership.room_for(self._finished, missed, now),
-            )
+                self._act(self.membership.make_room(done, missed, now))
+            alive, more = set(self.membership.seats), makes_room and self.membership.room_for(done, missed, now)
             if alive and alive <= self._finished and self.membership.formed and not more and not self._awaited(now):
                 self._trained_to = now
                 self._concluding_since = now

@@ -14,6 +14,8 @@ class Policy:
     """What the run was asked to do, as far as the coordinator decides it."""
 
     workers: int
+    helpers: int = 0
+    """Members without rows beside the workers; their numbers come after the workers'."""
     stop: EarlyStopping | None = None
     until: Target | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)

@@ -46,16 +46,18 @@ def deal(sizes: Sequence[int], servers: int) -> tuple[int, ...]:
     return tuple(owner)
 
 
-def hosts(servers: int, members: Sequence[int]) -> tuple[int, ...]:
-    """The worker on which each server lives: the one of its number, or else the next that is there.
+def hosts(servers: int, members: Sequence[int], first: int = 0) -> tuple[int, ...]:
+    """The worker on which each server lives: the one of its number, counted from `first`, or else the next there is.
 
     >>> hosts(4, [0, 2, 3])
     (0, 2, 2, 3)
     >>> hosts(3, [1])
     (1, 1, 1)
+    >>> hosts(1, [0, 1, 2], first=2), hosts(1, [0, 1], first=2)
+    ((2,), (0,))
     """
     there = sorted(members)
-    return tuple(next((m for m in there if m >= server), there[0]) for server in range(servers))
+    return tuple(next((m for m in there if m >= first + server), there[0]) for server in range(servers))
 
 
 def keeper(host: int, members: Sequence[int]) -> int:

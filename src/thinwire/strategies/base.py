@@ -127,6 +127,11 @@ class Strategy(ABC):
         return self
 
     @property
+    def helpers(self) -> int:
+        """Members beside the workers, on the driver and without rows, that it needs."""
+        return 0
+
+    @property
     def in_flight(self) -> int:
         """Rounds that may be under way at once."""
         return 1

@@ -19,12 +19,13 @@ def within(owner: object, least: float, most: float, **knobs: float | None) -> N
             raise ConfigError(f"{_path(owner, name)} = {value!r} is not possible; use a number from {least} to {most}")
 
 
-def count_or(owner: object, word: str, **knobs: object) -> None:
-    """Refuses a knob that is neither a count nor this word."""
+def count_or(owner: object, *words: str, **knobs: object) -> None:
+    """Refuses a knob that is neither a count nor one of these words."""
     for name, value in knobs.items():
-        if value != word and not (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        if value not in words and not (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+            allowed = ", ".join(map(repr, words))
             raise ConfigError(
-                f"{_path(owner, name)} = {value!r} is not possible; use {word!r}, or a count of 1 or more"
+                f"{_path(owner, name)} = {value!r} is not possible; use {allowed}, or a count of 1 or more"
             )
 
 

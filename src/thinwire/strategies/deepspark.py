@@ -21,7 +21,8 @@ class DeepSpark(Elastic):
         pool: threads that a server updates the joint model with. They take no locks, so that of two updates of one
             tuple at the same moment a part may be lost, as in the paper (§3.4).
         pull: α, the share of the distance by which both move; None is 0.9 over the number of workers.
-        servers: on how many workers the joint model lives, a share each; "spread" is on all of them.
+        servers: on how many workers the joint model lives, a share each; "spread" is on all of them, "driver" on a
+            process beside the driver, which has no rows.
         tuple_size: elements of the largest tuple, the piece of the joint model that is sent and updated as one.
         log_every: updates of a tuple between two checkpoints of it, which a server lost is recovered from; "auto" is
             16, or twice the workers where that is more.

@@ -27,7 +27,8 @@ class EASGD(Elastic):
         period: steps between a worker's meetings with the joint model, τ; each worker counts its own.
         pull: α, the share of the distance by which both move; None is 0.9 over the number of workers.
         momentum: δ of EAMSGD's look-ahead, on top of the optimizer, which is best plain SGD then; 0 is EASGD.
-        servers: on how many workers the joint model lives, a share each; "spread" is on all of them.
+        servers: on how many workers the joint model lives, a share each; "spread" is on all of them, "driver" on a
+            process beside the driver, which has no rows.
         tuple_size: elements of the largest tuple, the piece of the joint model that is sent and updated as one.
         log_every: updates of a tuple between two checkpoints of it, which a server lost is recovered from; "auto" is
             16, or twice the workers where that is more.

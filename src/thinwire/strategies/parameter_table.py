@@ -30,7 +30,8 @@ class ParameterTable(Served):
         staleness: by how many updates a worker may be ahead of the slowest (stale synchronous parallel); None: any.
         compensation: λ of delay compensation (DC-ASGD), for gradients of parameters that have changed since; 0: none.
         optimizer: makes the servers' optimizer from parameters; None takes the one that `fit` is given.
-        servers: on how many workers the joint model lives, a share each; "spread" is on all of them.
+        servers: on how many workers the joint model lives, a share each; "spread" is on all of them, "driver" on a
+            process beside the driver, which has no rows.
         tuple_size: elements of the largest tuple, the piece of the joint model that is sent and updated as one.
         log_every: updates of a tuple between two checkpoints of it, which a server lost is recovered from; "auto" is
             16, or twice the workers where that is more.

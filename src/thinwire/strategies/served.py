@@ -20,7 +20,8 @@ class Served(Strategy):
     """A strategy whose joint model lives on table servers; `merge` is what a server does with one contribution.
 
     Args:
-        servers: on how many workers the joint model lives, a share each; "spread" is on all of them.
+        servers: on how many workers the joint model lives, a share each; "spread" is on all of them, "driver" on a
+            process beside the driver, which has no rows.
         tuple_size: elements of the largest tuple, the piece of the joint model that is sent and updated as one.
         log_every: updates of a tuple between two checkpoints of it (n_cp), which a server lost is recovered from;
             "auto" is 16, or twice the workers where that is more.
@@ -28,14 +29,24 @@ class Served(Strategy):
 
     timing: ClassVar[Timing] = "async"
 
-    servers: int | Literal["spread"] = "spread"
+    servers: int | Literal["spread", "driver"] = "spread"
     tuple_size: int = 1_000_000
     log_every: int | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
-        count_or(self, "spread", servers=self.servers)
+        count_or(self, "spread", "driver", servers=self.servers)
         count_or(self, "auto", log_every=self.log_every)
         within(self, 1, MOST_TUPLE, tuple_size=self.tuple_size)
+
+    @property
+    def helpers(self) -> int:
+        return int(self.servers == "driver")
+
+    def servers_of(self, workers: int) -> int:
+        """How many servers there are."""
+        if isinstance(self.servers, int):
+            return min(self.servers, workers)
+        return self.helpers or workers
 
     @property
     def strict(self) -> bool:

@@ -48,8 +48,8 @@ class Host(Member):
         super().__init__(link, seat, joint, **settings)
         strategy = joint.strategy
         assert isinstance(strategy, Served)
-        servers = workers if strategy.servers == "spread" else min(strategy.servers, workers)
-        self.layout = Layout(borders or (0, joint.size), servers, strategy.tuple_size)
+        first = workers if strategy.helpers else 0
+        self.layout = Layout(borders or (0, joint.size), strategy.servers_of(workers), strategy.tuple_size, first)
         self._group_of = strategy.group_of
         self.server = Server(joint, self.layout, self._keep)
         self._log, self._log_every = Log(self.layout, self._trees), strategy.log_period(workers)

@@ -15,9 +15,9 @@ Mark = tuple[int, int]
 class Layout:
     """Which tuples there are, by key, and the server of each."""
 
-    def __init__(self, borders: Sequence[int], servers: int, tuple_size: int) -> None:
+    def __init__(self, borders: Sequence[int], servers: int, tuple_size: int, first: int = 0) -> None:
         size = borders[-1]
-        self.servers = servers
+        self.servers, self.first = servers, first
         self.fragments: tuple[Fragment, ...] = tuples(borders, max(1, min(tuple_size, -(-size // servers))))
         self.server_of = deal([f.size for f in self.fragments], servers)
 
@@ -81,7 +81,7 @@ def plan(
     generation: int,
 ) -> Plan:
     """The plan of a generation, from what its members answered."""
-    host = hosts(layout.servers, members)
+    host = hosts(layout.servers, members, layout.first)
     newest = max((answer.since for answer in answers.values()), default=0)
     heard = {worker: a for worker, a in sorted(answers.items()) if newest and a.since == newest}
     filled = [server for server in range(layout.servers) if layout.keys(server)]

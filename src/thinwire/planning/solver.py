@@ -1,0 +1,155 @@
+"""The cheapest choice for every node of a graph whose costs are of nodes and edges, exactly, under a limit.
+
+Nodes are eliminated one by one, the one with fewest neighbours first: what is left of a node is a table over its
+neighbours' choices. On a chain that is dynamic programming; on the branching graphs of networks tables stay small,
+because branches meet again. Under a limit of memory a table holds every pair of cost and memory that no other beats;
+of a large graph's, which would be too many, a sample: what is found then keeps the limit, and is close to the best.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+Assignment = tuple[int, ...]
+EXACT_NODES, SAMPLE = 16, 64
+"""Nodes up to which a limit is kept at the least cost there is, and pairs that a table holds beyond."""
+
+
+class Label(NamedTuple):
+    """A way to choose for the nodes eliminated so far."""
+
+    cost: float
+    memory: float
+    picked: Any
+    """Nothing, a (node, choice), or a pair of these."""
+
+
+class _Table(NamedTuple):
+    nodes: tuple[int, ...]
+    labels: dict[Assignment, list[Label]]
+
+
+def cheapest(
+    costs: Sequence[Sequence[float]],
+    edges: Mapping[tuple[int, int], Sequence[Sequence[float]]],
+    memory: Sequence[Sequence[float]],
+    limit: float | None = None,
+) -> tuple[int, ...] | None:
+    """The choice of every node; None where no combination is within the limit.
+
+    >>> costs = [[0, 1], [5, 0], [0, 1]]
+    >>> border = [[0, 3], [3, 0]]
+    >>> cheapest(costs, {(0, 1): border, (1, 2): border}, [[1, 1]] * 3)
+    (1, 1, 1)
+    >>> cheapest(costs, {(0, 1): border, (1, 2): border}, [[1, 9], [1, 2], [1, 9]], limit=10)
+    (0, 0, 0)
+
+    Args:
+        costs: of each node, by choice.
+        edges: of each pair of nodes, by the first's and the second's choice.
+        memory: of each node, by choice.
+        limit: of all nodes' memory together.
+    """
+    free = _solve(costs, edges, memory, None)
+    if free is None or limit is None or _held(free, memory) <= limit:
+        return free
+    if sum(min(each) for each in memory) > limit:
+        return None
+    return _solve(costs, edges, memory, limit)
+
+
+def _held(chosen: Sequence[int], memory: Sequence[Sequence[float]]) -> float:
+    return sum(memory[node][choice] for node, choice in enumerate(chosen))
+
+
+def _solve(
+    costs: Sequence[Sequence[float]],
+    edges: Mapping[tuple[int, int], Sequence[Sequence[float]]],
+    memory: Sequence[Sequence[float]],
+    limit: float | None,
+) -> tuple[int, ...] | None:
+    tables: list[_Table] = []
+    for node, each in enumerate(costs):
+        labels = {(c,): [Label(cost, memory[node][c], (node, c))] for c, cost in enumerate(each)}
+        tables.append(_Table((node,), labels))
+    for (first, second), border in edges.items():
+        pairs = itertools.product(range(len(costs[first])), range(len(costs[second])))
+        tables.append(_Table((first, second), {(a, b): [Label(border[a][b], 0.0, None)] for a, b in pairs}))
+    most = None if len(costs) <= EXACT_NODES else SAMPLE
+    least = {node: min(each) for node, each in enumerate(memory)}
+    left = set(range(len(costs)))
+    while left:
+        near = {node: {n for t in tables if node in t.nodes for n in t.nodes} - {node} for node in left}
+        node = min(left, key=lambda n: (len(near[n]), n))
+        mine = [t for t in tables if node in t.nodes]
+        scope = tuple(sorted(near[node]))
+        left.discard(node)
+        done = sum(least[n] for n in left if n not in scope)  # what others need at least, whatever is chosen here
+        slack = None if limit is None else limit - done
+        merged = _eliminate(node, len(costs[node]), scope, [len(costs[n]) for n in scope], mine, slack, most)
+        tables = [t for t in tables if node not in t.nodes] + [_Table(scope, merged)]
+        if any(not labels for labels in merged.values()) and not scope:
+            return None
+    best: list[Label] = [Label(0.0, 0.0, None)]
+    for table in tables:
+        best = _joined(best, table.labels[()], limit, most)
+    if not best:
+        return None
+    chosen = [0] * len(costs)
+    stack = [min(best, key=lambda label: label.cost).picked]
+    while stack:
+        found = stack.pop()
+        if found is not None:
+            if isinstance(found[0], int):
+                chosen[found[0]] = found[1]
+            else:
+                stack.extend(found)
+    return tuple(chosen)
+
+
+def _eliminate(
+    node: int,
+    choices: int,
+    scope: tuple[int, ...],
+    sizes: list[int],
+    tables: list[_Table],
+    slack: float | None,
+    most: int | None,
+) -> dict[Assignment, list[Label]]:
+    """The best of a node's choices, for every choice of its neighbours."""
+    found: dict[Assignment, list[Label]] = {}
+    for given in itertools.product(*(range(size) for size in sizes)):
+        known = dict(zip(scope, given, strict=True))
+        labels: list[Label] = []
+        for choice in range(choices):
+            known[node] = choice
+            ways = [Label(0.0, 0.0, None)]
+            for table in tables:
+                ways = _joined(ways, table.labels[tuple(known[n] for n in table.nodes)], slack, most)
+            labels += ways
+        found[given] = _unbeaten(labels, slack, most)
+    return found
+
+
+def _joined(one: list[Label], other: list[Label], slack: float | None, most: int | None) -> list[Label]:
+    """Every way of both, of which those stay that no other beats."""
+    ways = [Label(a.cost + b.cost, a.memory + b.memory, _pair(a.picked, b.picked)) for a in one for b in other]
+    return _unbeaten(ways, slack, most)
+
+
+def _unbeaten(labels: list[Label], slack: float | None, most: int | None) -> list[Label]:
+    if slack is None:
+        return [min(labels, key=lambda label: label.cost)] if labels else []
+    kept: list[Label] = []
+    for label in sorted((way for way in labels if way.memory <= slack), key=lambda way: (way.memory, way.cost)):
+        if not kept or label.cost < kept[-1].cost:
+            kept.append(label)
+    if most is not None and len(kept) > most:  # evenly over those there are, the frugal end and the cheap end with them
+        kept = [kept[place * (len(kept) - 1) // (most - 1)] for place in range(most)]
+    return kept
+
+
+def _pair(one: Any, other: Any) -> Any:
+    return other if one is None else one if other is None else (one, other)
