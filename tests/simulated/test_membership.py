@@ -536,3 +536,29 @@ def test_a_run_whose_workers_stay_and_answer_comes_to_a_generation_of_all() -> N
                 world.answered[seat.worker, seat.attempt] = told
                 world.take(world.members.prepared(told, seat.worker, world.now))
         assert world.members.members == tuple(range(world.workers)), f"with seed {seed}"
+
+
+def test_a_helper_alone_makes_no_generation() -> None:
+    """It has no rows: a run of it alone would be over at once, and its model is nobody's."""
+    members = Membership(2, QUICK, helpers=1)
+    members.join(hello(), 2, 0.0)
+    for now in range(1, 100):
+        beat_all(members, float(now))
+        assert members.tick(float(now)) == []
+    assert members.unseen == (0, 1)
+    members.join(hello(), 0, 101.0)
+    members.join(hello(), 1, 101.0)
+    assert sorted(s.worker for s in sent(members.tick(102.0), "prepare")) == [0, 1, 2]
+
+
+def test_a_helper_that_is_left_alone_keeps_what_it_holds_until_a_worker_comes() -> None:
+    members = formed(3)
+    members.workers, members.helpers = 2, 1
+    members.lose(0, 0, "killed", 5.0)
+    members.lose(1, 0, "killed", 5.0)
+    for now in range(6, 40):
+        beat_all(members, float(now))
+        assert members.tick(float(now)) == []
+    assert members.present == set()
+    members.join(hello(1), 1, 41.0)
+    assert sorted(s.worker for s in sent(members.tick(42.0), "prepare")) == [1, 2]

@@ -170,7 +170,7 @@ class SparkWorkforce:
             return helpers
         self._told = True
         reason = f"the Spark job ended: {_told(self._error)}"
-        return [Exit(worker, WHOEVER, reason) for worker in range(self._workers)]
+        return helpers + [Exit(worker, WHOEVER, reason) for worker in range(self._workers)]
 
     def replace(self, worker: int, attempt: int) -> bool:
         if worker >= self._workers:

@@ -40,7 +40,7 @@ class Coordinator:
     ) -> None:
         self._hub, self._workforce, self._policy = hub, workforce, policy
         self._emit_to, self._commit, self._meta, self._serve = emit, commit, meta, serve
-        self.membership = Membership(policy.workers + policy.helpers, policy.deadlines)
+        self.membership = Membership(policy.workers, policy.deadlines, policy.helpers)
         self.outcome = Outcome()
         self._jury = Jury(Verdict(policy.stop, policy.until))
         if resumed:
@@ -105,7 +105,7 @@ class Coordinator:
         handler(worker, header, message.payload, now)
 
     def _on_join(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
-        if not 0 <= worker < self.membership.workers:
+        if not 0 <= worker < self._policy.workers + self._policy.helpers:
             raise ConfigError(f"worker {worker} came, and the run is to have {self._policy.workers}")
         if (worker, header["a"]) in self._gone:
             return  # its process ended while this was on the way
@@ -251,8 +251,8 @@ class Coordinator:
         )
         if not self._workforce.replace(lost.worker, lost.attempt + 1):
             self._never.add(lost.worker)
-            self.outcome.unreplaced += 1
-            alive = len(self.membership.seats)
+            self.outcome.unreplaced += lost.worker < self._policy.workers
+            alive = len(self.membership.present)
             if alive < self._policy.min_workers:
                 raise LostWorkersError(
                     f"worker {lost.worker} was lost ({lost.reason}) and will not be replaced; {alive} of "
@@ -280,10 +280,10 @@ class Coordinator:
         if self._concluding_since is None:
             stopping = self.outcome.stopped_early or self._pending_stop is not None
             done = {worker for worker in self._finished if worker < self._policy.workers}
-            makes_room, missed = self._workforce.revives and not stopping, set(self._lost_at) - self._never
+            makes_room, missed = self._workforce.revives and not stopping, self._missed() - self._never
             if makes_room:
                 self._act(self.membership.make_room(done, missed, now))
-            alive, more = set(self.membership.seats), makes_room and self.membership.room_for(done, missed, now)
+            alive, more = self.membership.present, makes_room and self.membership.room_for(done, missed, now)
             if alive and alive <= self._finished and self.membership.formed and not more and not self._awaited(now):
                 self._trained_to = now
                 self._concluding_since = now
@@ -294,16 +294,20 @@ class Coordinator:
                 f"workers {slow} did not end within {self._policy.deadlines.conclude_s:.0f} s of the last step; "
                 "look at their logs"
             )
-        if not self.membership.seats and not self.membership.formed:
+        if not self.membership.present and not self.membership.formed:
             if now - self._started > self._policy.deadlines.start_s:
                 raise TimedOutError(
                     f"no worker joined within {self._policy.deadlines.start_s:.0f} s; look at the workers' output "
                     "for why they could not start"
                 )
-        elif not self.membership.seats and not self._awaited(now) and not self._left:
+        elif not self.membership.present and not self._awaited(now) and not self._left:
             raise LostWorkersError(
                 "all workers were lost and none came back; go on from the last checkpoint with resume"
             )
+
+    def _missed(self) -> set[int]:
+        """Workers that were lost and have not come back."""
+        return {worker for worker in self._lost_at if worker < self._policy.workers}
 
     def _awaited(self, now: float) -> list[int]:
         """Lost workers whose replacements are still on their way."""
@@ -374,9 +378,7 @@ class Coordinator:
         out.refused += int(getattr(self._hub, "refused", 0))
         if self._trained_from is not None:
             out.train_s = (self._trained_to or time.monotonic()) - self._trained_from
-        lacking = sorted(
-            (set(self.membership.unseen) | set(self._lost_at)) - self._never
-        )  # those in _never are counted already
+        lacking = sorted((set(self.membership.unseen) | self._missed()) - self._never)  # those are counted already
         if lacking and not out.stopped_early:
             out.unreplaced += len(lacking)
             out.reason = out.reason or f"not all rows done: workers {lacking} never came, or were lost and not replaced"

@@ -89,5 +89,5 @@ class Ledger:
         out.steps = max((int(s.get("steps", 0)) for s in states), default=0)
         out.rows = sum(int(s.get("rows", 0)) for s in states)
         out.epochs = out.rows / max(1, total_rows)
-        shares = [float(s["busy"]) for s in states if s]
+        shares = [float(s["busy"]) for s in states if s.get("steps")]
         out.busy = sum(shares) / len(shares) if shares else 0.0

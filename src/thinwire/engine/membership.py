@@ -82,8 +82,8 @@ class Seat:
 class Membership:
     """Seats by worker number. Every method takes the time; what is to be done comes out as decisions."""
 
-    def __init__(self, workers: int, deadlines: Deadlines | None = None) -> None:
-        self.workers = workers
+    def __init__(self, workers: int, deadlines: Deadlines | None = None, helpers: int = 0) -> None:
+        self.workers, self.helpers = workers, helpers
         self.deadlines = deadlines or Deadlines()
         self.seats: dict[int, Seat] = {}
         self.generation = 0
@@ -113,7 +113,7 @@ class Membership:
         attempt = int(header["a"])
         if (worker, attempt) in self.retired:
             return [self._farewell(worker, attempt)]
-        if not 0 <= worker < self.workers or attempt < self.attempts.get(worker, -1):
+        if not 0 <= worker < self.workers + self.helpers or attempt < self.attempts.get(worker, -1):
             return [Send(worker, attempt, {"t": "leave", "why": "a newer attempt has taken this place"})]
         found: list[Decision] = []
         current = self.seats.get(worker)
@@ -136,8 +136,9 @@ class Membership:
             hello=dict(header),
             last_seen=now,
         )
-        self._first_join = now if self._first_join is None else self._first_join
-        self._last_join = self._last_move = now
+        if worker < self.workers:
+            self._first_join = now if self._first_join is None else self._first_join
+            self._last_join = self._last_move = now
         self._changed_at = now
         return found
 
@@ -147,7 +148,8 @@ class Membership:
 
     def _can_spare(self, seat: Seat) -> bool:
         """Whether the joint model would not go with it: nothing was agreed on yet, or somebody else holds it too."""
-        return not self.formed or seat.blank or any(not s.blank for s in self.seats.values() if s is not seat)
+        others = [s for s in self.seats.values() if s is not seat and s.worker < self.workers]
+        return not self.formed or seat.blank or any(not s.blank for s in others)
 
     def lose(self, worker: int, attempt: int, reason: str, now: float) -> list[Decision]:
         """Gives a seat up."""
@@ -271,12 +273,17 @@ class Membership:
         return sum(self.rows.values())
 
     def missing(self) -> tuple[int, ...]:
-        """Workers of the run that have no seat."""
-        return tuple(w for w in range(self.workers) if w not in self.seats)
+        """Members to be that have no seat."""
+        return tuple(w for w in range(self.workers + self.helpers) if w not in self.seats)
+
+    @property
+    def present(self) -> set[int]:
+        """Workers that have a seat; helpers do not count."""
+        return {worker for worker in self.seats if worker < self.workers}
 
     def _prepare(self, now: float) -> list[Decision]:
-        if not self.seats:
-            self._changed_at = None
+        if not self.present:  # a helper alone waits, with what it holds
+            self._changed_at = self._changed_at if self.seats else None
             return []
         if not self.formed and self.missing():
             assert self._first_join is not None

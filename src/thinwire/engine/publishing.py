@@ -182,7 +182,8 @@ class Publisher:
         worker = self._worker
         buffers = worker.replica.buffers
         if buffers.size and not worker.alone and key not in worker.averaged:
-            worker.exchange.average(key, buffers.vector(), 1.0, {"counts": buffers.counts()})
+            weight = 1.0 if worker.batches.num_rows else 0.0  # who has no rows has made none of them
+            worker.exchange.average(key, buffers.vector(), weight, {"counts": buffers.counts()})
 
     def _buffers(self, key: str) -> dict[str, Tensor] | None:
         """The joint buffers, or None while they are on their way."""

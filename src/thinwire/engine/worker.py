@@ -6,6 +6,7 @@ joint state, evaluations, is taken up between two steps, in the order in which t
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -379,7 +380,8 @@ class Worker:
         self.exchange.follow(True)
         self._finished = True
         self.say("finished")
-        self.wait(lambda: "conclude" in self.told, "the other workers to finish", self.plan.deadlines.finish_s)
+        patience_s = self.plan.deadlines.finish_s if self.batches.num_rows else math.inf  # it began with the run
+        self.wait(lambda: "conclude" in self.told, "the other workers to finish", patience_s)
         self.publisher.conclude()
         self._account_for()
         self.say("bye")

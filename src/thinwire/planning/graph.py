@@ -14,8 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from thinwire.errors import ConfigError
 
 Kind = Literal["input", "split", "channels", "rows"]
-"""How a layer may lie on a group: "split" has parameters that can be shared out by outputs or inputs, "channels" works on
-each feature or channel alone, "rows" needs all features of a row, or has parameters that cannot be shared out."""
+"""How a layer may lie on a group: "split" has parameters that can be shared out by outputs or inputs, "channels" works
+on each feature or channel alone, "rows" needs all features of a row, or has parameters that cannot be shared out."""
 
 _SPLIT = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
 _CHANNELS = (
@@ -78,8 +78,8 @@ def graph_of(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = tor
         traced = fx.symbolic_trace(module)
     except Exception as error:
         raise ConfigError(
-            f"the layers of {type(module).__name__} could not be read ({type(error).__name__}: {error}); a plan needs a "
-            "network that torch.fx can trace, without branches on values"
+            f"the layers of {type(module).__name__} could not be read ({type(error).__name__}: {error}); a plan needs "
+            "a network that torch.fx can trace, without branches on values"
         ) from error
     traced = copy.deepcopy(traced).to("meta") if not _is_meta(traced) else traced
     walker = _Walker(traced, rows)
@@ -89,7 +89,7 @@ def graph_of(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = tor
         raise ConfigError(
             f"{type(module).__name__} does not take rows of shape {shape}: {type(error).__name__}: {error}"
         ) from error
-    return walker.graph
+    return walker.seen
 
 
 def _is_meta(module: nn.Module) -> bool:
@@ -102,7 +102,7 @@ class _Walker(fx.Interpreter):
     def __init__(self, traced: fx.GraphModule, rows: int) -> None:
         super().__init__(traced)
         self._rows, self._place = rows, dict[fx.Node, int]()
-        self.graph = Graph()
+        self.seen = Graph()
 
     def run_node(self, n: fx.Node) -> Any:
         with FlopCounterMode(display=False) as counter:
@@ -111,9 +111,9 @@ class _Walker(fx.Interpreter):
             return found
         sources = sorted({place for node in n.all_input_nodes if (place := self._of(node)) is not None})
         layer = self._layer(n, found, sources, counter.get_total_flops())
-        self._place[n] = len(self.graph.layers)
-        self.graph.layers.append(layer)
-        self.graph.edges += [(source, self._place[n]) for source in sources]
+        self._place[n] = len(self.seen.layers)
+        self.seen.layers.append(layer)
+        self.seen.edges += [(source, self._place[n]) for source in sources]
         return found
 
     def _of(self, node: fx.Node) -> int | None:
@@ -125,7 +125,7 @@ class _Walker(fx.Interpreter):
 
     def _layer(self, n: fx.Node, found: Tensor, sources: list[int], flops: float) -> Layer:
         features = found.numel() // self._rows
-        inputs = sum(self.graph.layers[source].features for source in sources)
+        inputs = sum(self.seen.layers[source].features for source in sources)
         if n.op == "placeholder":
             return Layer(n.name, "input", "input", features=features)
         module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None

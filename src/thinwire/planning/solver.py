@@ -71,6 +71,7 @@ def _solve(
     limit: float | None,
 ) -> tuple[int, ...] | None:
     tables: list[_Table] = []
+    labels: dict[Assignment, list[Label]]
     for node, each in enumerate(costs):
         labels = {(c,): [Label(cost, memory[node][c], (node, c))] for c, cost in enumerate(each)}
         tables.append(_Table((node,), labels))

@@ -126,6 +126,12 @@ def boxes(run: str) -> Iterator[str]:
                 yield name.removesuffix(".box")
 
 
+def sweep(run: str) -> None:
+    """Takes the folder away, where nobody has a box in it any more."""
+    with contextlib.suppress(OSError):
+        os.rmdir(path_of(run))
+
+
 def machine(run: str) -> str | None:
     """What tells this machine's boxes of a run from those of others; None where there are none."""
     path = path_of(run)

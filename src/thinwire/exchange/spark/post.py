@@ -19,11 +19,12 @@ from typing import Any
 from thinwire.engine.ports import COORDINATOR, Header, Message
 from thinwire.errors import ThinwireError, WorkerError
 from thinwire.exchange.spark.link import SPARK, Letter, SparkWire, name_of
+from thinwire.exchange.spark.places import Places
 from thinwire.exchange.spark.sums import PATIENCE_S, Gathering, shuffled
-from thinwire.exchange.spark.tasks import carry_mail, say_where
+from thinwire.exchange.spark.tasks import carry_mail
 from thinwire.rules.compression import codec
 
-IDLE_S, SLOW_S = 0.1, 2.0
+IDLE_S = 0.1
 WAIT_S, BRIEF_S = 0.25, 0.01
 """How long a visit waits for something to be said; and while a machine's agents wait for a mean."""
 OWING_S = 0.3
@@ -44,7 +45,8 @@ class Shared:
         with self._lock:
             self._left -= 1
             if self._left == 0:
-                self.broadcast.destroy()
+                with contextlib.suppress(Exception):  # its file, or the session, may be gone
+                    self.broadcast.destroy()
 
 
 @dataclass
@@ -57,17 +59,6 @@ class _Bag:
     number: int = 0
     ack: int = 0
     seen_at: float = field(default_factory=time.monotonic)
-
-
-@dataclass
-class _Places:
-    """An RDD with a row on each executor that had a slot free, and which of its rows lies on which machine."""
-
-    marker: Any = None
-    executors: str = ""
-    by_machine: dict[str, int] = field(default_factory=dict)
-    at: float = field(default_factory=time.monotonic)
-    stale: bool = False
 
 
 class Post:
@@ -85,7 +76,9 @@ class Post:
         self._generation = 0
         self._attempts: dict[int, int] = {}
         self._rounds: dict[str, Gathering] = {}
-        self._places = _Places()
+        self._places = Places(self._context, wire)
+        self._visited: set[str] = set()
+        """Machines that a job is at."""
         self._pool = ThreadPoolExecutor(IN_FLIGHT, "spark-rounds", initializer=self._name_jobs)
         self._open = True
         self.jobs = self.broadcasts = 0
@@ -128,8 +121,7 @@ class Post:
             for bag in self._bags.values():
                 self._drop(bag.letters)
             self._bags = {}
-            if self._places.marker is not None:
-                self._places.marker.unpersist()
+            self._places.close()
 
     # -- machines ---------------------------------------------------------------------------------------------------
 
@@ -138,15 +130,19 @@ class Post:
         visited.
         """
         self._name_jobs()
+        failing_since: float | None = None
         while self._open:
             try:
                 if self._is_lost():
-                    self._place()
+                    self.jobs += 1
+                    self._places.look()
+                failing_since = None
             except Exception as error:  # an executor died under the job, or the session has ended
-                if time.monotonic() - self._places.at > PATIENCE_S:
+                failing_since = failing_since or time.monotonic()
+                if time.monotonic() - failing_since > PATIENCE_S:
                     self.error = _explained(error)
                     return
-            for machine in self._places.by_machine:
+            for machine in self._places.machines():
                 if machine not in self._visitors or not self._visitors[machine].is_alive():
                     self._visitors[machine] = threading.Thread(target=self._serve, args=(machine,), daemon=True)
                     self._visitors[machine].start()
@@ -155,31 +151,13 @@ class Post:
                     self._lock.wait(IDLE_S)
 
     def _is_lost(self) -> bool:
-        """Whether executors have come or gone, a task came to where it should not, or an agent is not seen."""
-        now, places = time.monotonic(), self._places
-        if places.marker is None or places.stale or places.executors != self._executors():
+        """Whether executors have come or gone, or an agent is not seen; one whose machine is just visited may be."""
+        now = time.monotonic()
+        if self._places.changed():
             return True
         with self._lock:
-            seen = sum(now - bag.seen_at < UNSEEN_S for bag in self._bags.values())
-        return seen < self._workers and now - places.at > 5 * IDLE_S
-
-    def _executors(self) -> str:
-        return str(self._context._jsc.sc().getExecutorIds())
-
-    def _place(self) -> None:
-        """A partition on every executor that has a slot free: where its row lies, tasks over it run."""
-        executors, old = self._executors(), self._places.marker
-        count = max(1, int(self._context._jsc.sc().getExecutorIds().size()))
-        marker = self._context.parallelize(range(count), count).cache()
-        self.jobs += 1
-        found = marker.mapPartitions(functools.partial(say_where, self._wire)).collect()
-        by_machine: dict[str, int] = {}
-        for place, machine in found:
-            if machine is not None:
-                by_machine.setdefault(machine, place)
-        self._places = _Places(marker, executors, by_machine, time.monotonic())
-        if old is not None:
-            old.unpersist()
+            here = [bag for bag in self._bags.values() if now - bag.seen_at < UNSEEN_S or bag.where in self._visited]
+        return len(here) < self._workers and self._places.due(now)
 
     # -- letters ----------------------------------------------------------------------------------------------------
 
@@ -188,22 +166,27 @@ class Post:
         failing_since: float | None = None
         self._name_jobs()
         while self._open:
-            places = self._places
-            if machine not in places.by_machine:
+            if (place := self._places.of(machine)) is None:
                 return
             try:
-                self._carry(machine, places)
+                with self._lock:
+                    self._visited.add(machine)
+                if not self._carry(machine, *place):
+                    self._places.leave(machine)
                 failing_since = None
             except Exception as error:  # an executor died under the job, or the session has ended
                 failing_since = failing_since or time.monotonic()
                 if time.monotonic() - failing_since > PATIENCE_S:
                     self.error = _explained(error)
                     return
-                places.stale = True
+                self._places.doubt()
                 time.sleep(IDLE_S)
+            finally:
+                with self._lock:
+                    self._visited.discard(machine)
 
-    def _carry(self, machine: str, places: _Places) -> None:
-        """One job that visits every box of a machine."""
+    def _carry(self, machine: str, marker: Any, place: int) -> bool:
+        """One job that visits every box of a machine; False where it came to another one."""
         frames: list[Any] = []
         known: dict[int, int] = {}
         with self._lock:
@@ -227,15 +210,12 @@ class Post:
                     letters.append((letter.number, letter.other, letter.header, frame))
                 bags[name] = {"letters": letters, "ack": bag.ack}
         self.jobs += 1
-        began = time.monotonic()
         task = functools.partial(carry_mail, self._wire, machine, bags, frames, wait_s)
-        rows = self._context.runJob(places.marker, task, [places.by_machine[machine]])
+        rows = self._context.runJob(marker, task, [place])
         header = json.loads(rows[0])
-        if "elsewhere" in header or time.monotonic() - began > SLOW_S + wait_s:
-            places.stale = True  # its slot is taken, while others may be free
-        if "elsewhere" in header:
+        if "elsewhere" in header or not header["boxes"]:
             time.sleep(IDLE_S)
-            return
+            return False
         parts, pieces = [], iter(rows[1:])
         for size in header["sizes"]:
             found, start = memoryview(bytearray(size)), 0
@@ -244,8 +224,8 @@ class Post:
                 found[start : start + len(piece)] = piece
                 start += len(piece)
             parts.append(found)
-        for name, told in header["boxes"].items():
-            self._came(name, machine, told, parts)
+        self._came(machine, header["boxes"], parts)
+        return True
 
     def _owes(self, machine: str) -> bool:
         """Whether all agents of a machine have given something to a round whose mean has not been sent."""
@@ -260,21 +240,29 @@ class Post:
                 self._drop(bag.letters)
                 bag.letters = []
 
-    def _came(self, name: str, machine: str, told: dict[str, Any], parts: list[memoryview]) -> None:
+    def _came(self, machine: str, boxes: dict[str, Any], parts: list[memoryview]) -> None:
+        """Takes up what a visit brought, all of it or nothing: contributions of a machine come as one."""
+        routes: list[tuple[str, int, Header, memoryview | None]] = []
         with self._lock:
-            if told.get("gone"):
-                worker, _, attempt = name.partition(".")
-                self.gone.append((int(worker), int(attempt)))
-                return
-            bag = self._bags.setdefault(name, _Bag())
-            bag.where, bag.seen_at = machine, time.monotonic()
-            had = [letter for letter in bag.letters if letter.number <= int(told["seen"])]
-            bag.letters = [letter for letter in bag.letters if letter.number > int(told["seen"])]
-            self._drop(had)
-            for number, to, inner, part in told["letters"]:
-                if int(number) > bag.ack:
-                    bag.ack = int(number)
-                    self._route(name, int(to), inner, None if part is None else parts[int(part)])
+            for name, told in boxes.items():
+                if told.get("gone"):
+                    worker, _, attempt = name.partition(".")
+                    self.gone.append((int(worker), int(attempt)))
+                    continue
+                bag = self._bags.setdefault(name, _Bag())
+                bag.where, bag.seen_at = machine, time.monotonic()
+                had = [letter for letter in bag.letters if letter.number <= int(told["seen"])]
+                bag.letters = [letter for letter in bag.letters if letter.number > int(told["seen"])]
+                self._drop(had)
+            there = {name: told["letters"] for name, told in boxes.items() if not told.get("gone")}
+            if any(int(letter[0]) <= self._bags[name].ack for name, letters in there.items() for letter in letters):
+                return  # another visit has brought some of it: the next one brings the rest
+            for name, letters in there.items():
+                for number, to, inner, part in letters:
+                    self._bags[name].ack = int(number)
+                    routes.append((name, int(to), inner, None if part is None else parts[int(part)]))
+        for route in routes:
+            self._route(*route)
 
     def _route(self, name: str, to: int, header: Header, payload: memoryview | None) -> None:
         worker = int(name.partition(".")[0])
@@ -294,21 +282,22 @@ class Post:
     # -- rounds -----------------------------------------------------------------------------------------------------
 
     def _launched(self, worker: int, header: Header, payload: memoryview | None) -> None:
-        if header["g"] != self._generation or self._attempts.get(worker) != header["a"]:
-            return
-        key, fragment = str(header["r"]), (int(header["s"][0]), int(header["s"][1]))
-        if key not in self._rounds:
-            self._rounds[key] = Gathering(fragment, codec(str(header["k"])))
-            news = {"t": "open", "g": self._generation, "r": key, "s": list(fragment), "k": header["k"]}
-            for other, attempt in self._attempts.items():
-                if other != worker:
-                    self.put(name_of(other, attempt), SPARK, dict(news))
-        found = self._rounds[key]
-        found.weights[worker], found.notes[worker] = float(header["w"]), dict(header["n"])
-        if payload is not None:
-            found.add(payload, float(header["w"]))
-        if set(found.weights) == set(self._attempts):
-            self._pool.submit(self._exchange, key, found, self._generation, dict(self._attempts))
+        with self._lock:
+            if header["g"] != self._generation or self._attempts.get(worker) != header["a"]:
+                return
+            key, fragment = str(header["r"]), (int(header["s"][0]), int(header["s"][1]))
+            if key not in self._rounds:
+                self._rounds[key] = Gathering(fragment, codec(str(header["k"])))
+                news = {"t": "open", "g": self._generation, "r": key, "s": list(fragment), "k": header["k"]}
+                for other, attempt in self._attempts.items():
+                    if other != worker:
+                        self.put(name_of(other, attempt), SPARK, dict(news))
+            found = self._rounds[key]
+            found.weights[worker], found.notes[worker] = float(header["w"]), dict(header["n"])
+            if payload is not None:
+                found.add(payload, float(header["w"]))
+            if set(found.weights) == set(self._attempts):
+                self._pool.submit(self._exchange, key, found, self._generation, dict(self._attempts))
 
     def _exchange(self, key: str, found: Gathering, generation: int, attempts: dict[int, int]) -> None:
         """Sums a round, and sends its mean to all members."""
@@ -339,13 +328,13 @@ class Post:
                     elif shared is not None:
                         shared.drop()
         except Exception as error:
-            if self._open:
+            if self._open and generation == self._generation:
                 self.error = _explained(error)
 
     def _marker(self, generation: int) -> Any:
         """What to run a job of a generation over; None once that is over."""
         self.jobs += 1
-        return self._places.marker if generation == self._generation and self._open else None
+        return self._places.everywhere() if generation == self._generation and self._open else None
 
 
 class SparkHub:

@@ -16,7 +16,7 @@ import torch
 from thinwire.engine.ports import COORDINATOR, Clock, Header
 from thinwire.exchange.mesh import Mesh
 from thinwire.exchange.round import Chunk, Lane, Launch, Round
-from thinwire.exchange.rounds import Rounds
+from thinwire.exchange.rounds import MOST_EARLY, Rounds, Send
 from thinwire.exchange.spark.link import EXACT, SPARK, Offer, SparkLink
 from thinwire.parameters import Fragment
 from thinwire.rules.compression import codec
@@ -26,9 +26,9 @@ class SparkRounds(Rounds):
     """One agent's part in all rounds of a generation."""
 
     def __init__(
-        self, me: int, link: SparkLink, lane: Callable[[str, str], Lane], *, clock: Clock = time.monotonic
+        self, me: int, link: SparkLink, send: Send, lane: Callable[[str, str], Lane], *, clock: Clock = time.monotonic
     ) -> None:
-        super().__init__(me, link.send, lane, clock=clock)
+        super().__init__(me, send, lane, clock=clock)
         self._link = link
 
     def configure(
@@ -58,12 +58,14 @@ class SparkRounds(Rounds):
         size_bytes = entry.size_bytes = entry.lane.codec.size_bytes(entry.fragment.size)
         if size_bytes * len(self.members) > self._link.direct_bytes and entry.lane.codec.name == EXACT:
             self._link.offer(entry.key, Offer(self.generation, entry.weight, entry.values))
-            self._link.send(COORDINATOR, header)
+            self._send(COORDINATOR, header, None)
         else:
-            self._link.send(COORDINATOR, header, None if packed is None else packed.numpy().data)
+            self._send(COORDINATOR, header, None if packed is None else packed.numpy().data)
 
     def _receive(self, sender: int, header: Header, payload: memoryview | None) -> None:
         key, (start, stop), name = str(header["r"]), (int(v) for v in header["s"]), str(header["k"])
+        if int(header["g"]) > self.generation and len(self._early) < MOST_EARLY:
+            self._early.append((sender, header, payload))  # its generation's own beginning is still on the way
         if int(header["g"]) != self.generation or key in self._settled:
             return
         entry = self._open.get(key) or self._add(key, Fragment(start, stop), name)
@@ -88,4 +90,4 @@ class SparkMesh(Mesh):
 
     def _make_rounds(self) -> Rounds:
         assert isinstance(self._link, SparkLink)
-        return SparkRounds(self._seat.worker, self._link, self.residuals.lane)
+        return SparkRounds(self._seat.worker, self._link, self._send, self.residuals.lane)

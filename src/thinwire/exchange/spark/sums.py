@@ -71,7 +71,7 @@ def shuffled(
         whole = [set(row[2]) == set(names) for row in rows]  # a task that ran again found nothing
         if len(whole) == slices and all(whole):
             return b"".join(row[1] for row in rows)
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline and marker() is not None:
             raise TimedOutError(
                 f"round {key} was not read from all of {sorted(names)} within {PATIENCE_S:.0f} s ({failed}); "
                 "exchange='spark' needs a slot on each machine beside those of its workers"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from thinwire.errors import ProtocolError
-from thinwire.exchange.spark.box import Frame, GoneError, boxes, knock, machine, receive
+from thinwire.exchange.spark.box import Frame, GoneError, boxes, knock, machine, receive, sweep
 from thinwire.exchange.spark.link import BEAT, EXACT, SparkWire
 from thinwire.exchange.spark.sheet import Sheet
 
@@ -59,6 +59,8 @@ def carry_mail(
             told[name] = {"gone": True}
         except OSError:
             continue  # it does not take its mail; its silence is the coordinator's matter
+    if not doors:
+        sweep(wire.place)
     _listen(doors, told, fetched, wait_s)
     sizes, out = _packed(told, fetched)
     text = json.dumps({"boxes": told, "sizes": sizes})

@@ -28,6 +28,7 @@ from thinwire.parameters import Fragment
 
 AGAIN_S = 20.0
 """After so long what was asked for is asked for again."""
+FLOAT_BYTES = 4
 
 
 @dataclass
@@ -65,6 +66,8 @@ class Table(Host):
         self._numbering = threading.Lock()
         self._next_round = joint.landed
         self._flights: dict[int, _Flight] = {}
+        self._own: deque[tuple[int, int]] = deque()
+        """Rounds and tuples of this worker's for servers here: one at a time, between what comes from others."""
         self._views: list[_View] = []
         self._notes: deque[dict[str, Any]] = deque()
         self._unseen: list[Published] = []
@@ -118,10 +121,18 @@ class Table(Host):
         flight, count = self._flights[round], len(self.layout.fragments)
         first = self._seat.worker * count // max(1, self.layout.servers)
         for key in sorted(keys & flight.missing - flight.held, key=lambda k: (k - first) % count):
-            values = self.layout.fragments[key].of(flight.values)
-            flight.size_bytes += 0 if self.host(key) == self._seat.worker else values.nbytes
-            update = {"t": "update", "k": key, "n": round, "w": flight.weight, "rate": flight.rate}
-            self._tell(self.host(key), update, values)
+            if self.host(key) == self._seat.worker:
+                self._own.append((round, key))
+            else:
+                flight.size_bytes += FLOAT_BYTES * self.layout.fragments[key].size
+                self._update(round, key)
+        if self._own:
+            self._link.wake()
+
+    def _update(self, round: int, key: int) -> None:
+        flight = self._flights[round]
+        update = {"t": "update", "k": key, "n": round, "w": flight.weight, "rate": flight.rate}
+        self._tell(self.host(key), update, self.layout.fragments[key].of(flight.values))
 
     def _landed(self, reply: Reply) -> None:
         flight = self._flights.get(reply.number)
@@ -151,6 +162,11 @@ class Table(Host):
 
     def _work(self) -> None:
         super()._work()
+        if self._own:
+            round, key = self._own.popleft()
+            if round in self._flights and key in self._flights[round].missing:
+                self._update(round, key)
+            self._link.wake()
         now = time.monotonic()
         self._pages.tick(now)
         for view in self._views:
