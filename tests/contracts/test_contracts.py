@@ -67,6 +67,20 @@ def test_command_line_options_are_these() -> None:
     assert found == {
         "bench": ["--help", "--json", "--quick", "--save", "-h", "name"],
         "doctor": ["--data", "--help", "--json", "--master", "--workers", "-h"],
+        "plan": [
+            "--gflops",
+            "--group",
+            "--help",
+            "--input",
+            "--json",
+            "--latency",
+            "--link",
+            "--memory",
+            "--set",
+            "--workers",
+            "-h",
+            "recipe",
+        ],
         "testbed": ["--help", "-h", "act"],
         "train": ["--help", "--json", "--out", "--resume", "--set", "-h", "recipe"],
     }

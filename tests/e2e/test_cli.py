@@ -110,3 +110,41 @@ def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]
         main(["trian"])
     assert ended.value.code == 2
     assert "Did you mean 'train'?" in capsys.readouterr().err
+
+
+def test_a_plan_is_printed_layer_by_layer(capsys: pytest.CaptureFixture[str]) -> None:
+    changes = ["--set", "model.zoo=alexnet", "--input", "3x227x227", "--gflops", "50"]
+    assert main(["plan", DIGITS, "--workers", "16", "--group", "4", *changes]) == 0
+    out = capsys.readouterr().out
+    for word in ("Conv2d", "data", "column", "all data parallel", "all model parallel", "rows/s together"):
+        assert word in out
+    assert main(["plan", DIGITS, "--workers", "8", "--memory", "1gb", "--json", *changes]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["group"] == 1, "a replica fits into one worker"
+    assert sum(layer["parameters"] for layer in found["layers"]) == 60_965_224
+    assert main(["plan", DIGITS, "--workers", "8", "--memory", "600mb", "--json", *changes]) == 0
+    assert json.loads(capsys.readouterr().out)["group"] > 1
+
+
+def test_a_plan_takes_the_shape_of_the_recipe_s_own_data(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", DIGITS, "--workers", "4", "--link", "100mbit", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert sum(layer["parameters"] for layer in found["layers"]) == 22_698
+    assert found["strategy"] == "relay"
+    assert found["sparknet_period"] > 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--workers", "8", "--group", "3"], "does not divide 8 workers"),
+        (["--workers", "2", "--link", "fast"], "write a number and one of kbit, mbit, gbit"),
+        (["--workers", "2", "--input", "3,8"], "write it as 3x224x224"),
+        (["--workers", "2", "--memory", "1kb"], "the most frugal one needs"),
+    ],
+)
+def test_a_plan_that_cannot_be_made_says_why(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", DIGITS, *options]) == 2
+    assert message in capsys.readouterr().err

@@ -62,10 +62,17 @@ def table(quick: bool, say: Say) -> Report:
                 times = [max(each) for each in zip(*(r["seconds"] for r in results), strict=True)]
                 measured["cases"].append({"workers": workers, "servers": servers, "seconds": times})
                 rows.append(_row(workers, servers, times))
+            if workers == WORKERS:
+                say(f"{workers} workers, {workers} servers at {RATE}, unencrypted")
+                options = {"size": SIZE, "servers": workers, "exchanges": exchanges}
+                results = Crew(bed, workers=workers, plain=True).run("table_seconds", options)
+                times = [max(each) for each in zip(*(r["seconds"] for r in results), strict=True)]
+                measured["unencrypted"] = times
+                rows.append(_row(workers, workers, times, ", unencrypted"))
     return Report("table", rows, measured)
 
 
-def _row(workers: int, servers: int, times: list[float]) -> Row:
+def _row(workers: int, servers: int, times: list[float], how: str = "") -> Row:
     """The busiest node's bytes an exchange over what its link could carry meanwhile.
 
     A worker sends its vector to the servers elsewhere, and the busiest host as much to each other worker for its share.
@@ -74,6 +81,6 @@ def _row(workers: int, servers: int, times: list[float]) -> Row:
     sent = size * (1 - share) + size * share * (workers - 1)
     used = [sent / seconds / BYTES_PER_S for seconds in times]
     target = TARGET if (workers, servers) == (WORKERS, WORKERS) else None
-    name = f"{workers} workers, {servers} server{'s' if servers > 1 else ''}"
+    name = f"{workers} workers, {servers} server{'s' if servers > 1 else ''}{how}"
     detail = f"{statistics.median(times):.2f} s an exchange"
     return Row("share of the link used", name, statistics.median(used), target, detail, tuple(used))

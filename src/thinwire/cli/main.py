@@ -71,6 +71,21 @@ def parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--data", metavar="PATH", help="Parquet files: how many rows would each worker get?")
     doctor.add_argument("--json", action="store_true", help="print what was found as JSON")
+    plan = commands.add_parser("plan", help="what a recipe would cost on a cluster, layer by layer")
+    plan.add_argument("recipe", metavar="RECIPE.toml", help="the recipe to plan for")
+    plan.add_argument("--workers", type=int, required=True, metavar="N", help="workers of the cluster")
+    plan.add_argument("--link", default="1gbit", metavar="RATE", help="of every worker, both ways (1gbit)")
+    plan.add_argument("--latency", type=float, default=0.1, metavar="MS", help="of one message (0.1)")
+    plan.add_argument(
+        "--group", type=int, metavar="M", help="workers of a replica; the fewest it fits into unless given"
+    )
+    plan.add_argument("--memory", metavar="SIZE", help="of each worker, such as 8gb; no limit unless given")
+    plan.add_argument("--gflops", type=float, metavar="F", help="of each worker; as one thread here unless given")
+    plan.add_argument("--input", metavar="SHAPE", help="of one row, such as 3x224x224; as the data has it unless given")
+    plan.add_argument(
+        "--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help="change one key of the recipe"
+    )
+    plan.add_argument("--json", action="store_true", help="print the plan as JSON")
     bed = commands.add_parser("testbed", help="a Spark cluster on an emulated network of this machine (root only)")
     run = bed.add_subparsers(dest="act", metavar="ACT", required=True, parser_class=_Parser).add_parser(
         "run", help="run a command on the driver's node; it finds the cluster in THINWIRE_MASTER"
@@ -95,6 +110,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from thinwire.cli.testbed import testbed
 
             return testbed(options)
+        if options.command == "plan":
+            from thinwire.cli.plan import show_plan
+
+            return show_plan(options)
         if options.command == "doctor":
             from thinwire.cli.doctor import doctor
 

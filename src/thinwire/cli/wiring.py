@@ -20,7 +20,7 @@ def run(recipe: Recipe, *, out: str | None, resume: str | None, progress: bool |
     train, data = recipe.train, recipe.data
     scheduler, every = _scheduler(train.scheduler)
     return fit(
-        _model(recipe),
+        model_name(recipe),
         data.source,
         inputs=data.inputs,
         label=data.label,
@@ -38,7 +38,7 @@ def run(recipe: Recipe, *, out: str | None, resume: str | None, progress: bool |
         batch_size=train.batch_size,
         validation=data.validation,
         weight=data.weight,
-        transform=None if data.transform is None else _imported("data.transform", data.transform),
+        transform=None if data.transform is None else imported("data.transform", data.transform),
         metrics=train.metrics,
         stop=_stop(train.stop),
         restore_best=train.restore_best,
@@ -54,7 +54,8 @@ def run(recipe: Recipe, *, out: str | None, resume: str | None, progress: bool |
     )
 
 
-def _model(recipe: Recipe) -> str:
+def model_name(recipe: Recipe) -> str:
+    """The network that a recipe names."""
     model = recipe.model
     if (model.zoo is None) == (model.factory is None):
         raise ConfigError('[model] needs one of zoo and factory; write zoo = "cnn8" or factory = "package.module:fn"')
@@ -118,7 +119,8 @@ def _only(path: str, value: str, allowed: tuple[str, ...]) -> None:
         raise ConfigError(f"{path} = {value!r} is not known. {nearest(value, allowed)}")
 
 
-def _imported(path: str, name: str) -> Any:
+def imported(path: str, name: str) -> Any:
+    """What a recipe names as "package.module:function"."""
     module, _, attribute = name.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)

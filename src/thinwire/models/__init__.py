@@ -9,9 +9,20 @@ from typing import cast
 from torch import nn
 
 from thinwire.errors import ConfigError, nearest
+from thinwire.models.large import alexnet, googlenet, resnet34, resnet152, vgg_a
 from thinwire.models.small import cnn8, cnn28, lenet, mlp
 
-ZOO: dict[str, Callable[[], nn.Module]] = {"cnn8": cnn8, "cnn28": cnn28, "lenet": lenet, "mlp": mlp}
+ZOO: dict[str, Callable[[], nn.Module]] = {
+    "alexnet": alexnet,
+    "cnn8": cnn8,
+    "cnn28": cnn28,
+    "googlenet": googlenet,
+    "lenet": lenet,
+    "mlp": mlp,
+    "resnet34": resnet34,
+    "resnet152": resnet152,
+    "vgg_a": vgg_a,
+}
 
 
 def model_by_name(name: str) -> Callable[[], nn.Module]:

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from thinwire.planning.graph import Graph, Layer, graph_of
+from thinwire.planning.planner import Machine, Placed, Plan, plan
 
-__all__ = ["Graph", "Layer", "graph_of"]
+__all__ = ["Graph", "Layer", "Machine", "Placed", "Plan", "graph_of", "plan"]

@@ -45,6 +45,8 @@ class Layer:
     """Of forward and backward together."""
     outputs: int = 0
     """Outputs or channels among which its parameters can be shared out."""
+    divisible: bool = True
+    """Whether its inputs can be shared out too: not those of grouped convolutions, nor an embedding's."""
     seconds: float | None = None
     """Forward and backward, where they were measured."""
 
@@ -105,12 +107,17 @@ class _Walker(fx.Interpreter):
         self.seen = Graph()
 
     def run_node(self, n: fx.Node) -> Any:
-        with FlopCounterMode(display=False) as counter:
+        flops = 0
+        if n.op in ("call_function", "call_method") and n.target not in _ALIKE and n.target not in _METHODS:
+            with FlopCounterMode(display=False) as counter:
+                found = super().run_node(n)
+            flops = counter.get_total_flops()
+        else:
             found = super().run_node(n)
         if n.op in ("output", "get_attr") or not isinstance(found, Tensor):
             return found
         sources = sorted({place for node in n.all_input_nodes if (place := self._of(node)) is not None})
-        layer = self._layer(n, found, sources, counter.get_total_flops())
+        layer = self._layer(n, found, sources, flops)
         self._place[n] = len(self.seen.layers)
         self.seen.layers.append(layer)
         self.seen.edges += [(source, self._place[n]) for source in sources]
@@ -132,13 +139,14 @@ class _Walker(fx.Interpreter):
         what = type(module).__name__ if module is not None else getattr(n.target, "__name__", str(n.target))
         own = 0 if module is None else sum(p.numel() for p in module.parameters())
         own += sum(self.fetch_attr(str(a.target)).numel() for a in n.all_input_nodes if a.op == "get_attr")
-        work = 3 * flops / self._rows if flops else 2 * features  # backward takes about twice as long
+        forward = flops / self._rows or _flops(module, features) or features
+        work = 3 * forward  # backward takes about twice as long
         name = str(n.target) if module is not None else n.name
-        outputs = _outputs(module)
-        return Layer(name, what, _kind(n, module, found), own, features, inputs, work, outputs)
+        whole = getattr(module, "groups", 1) == 1 and not isinstance(module, nn.Embedding)
+        return Layer(name, what, _kind(n, module), own, features, inputs, work, _outputs(module), whole)
 
 
-def _kind(n: fx.Node, module: nn.Module | None, found: Tensor) -> Kind:
+def _kind(n: fx.Node, module: nn.Module | None) -> Kind:
     if isinstance(module, _SPLIT):
         return "split"
     if isinstance(module, _CHANNELS):
@@ -149,6 +157,15 @@ def _kind(n: fx.Node, module: nn.Module | None, found: Tensor) -> Kind:
     if module is None and n.op == "call_method":
         return "channels" if n.target in _METHODS else "rows"
     return "rows"
+
+
+def _flops(module: nn.Module | None, features: int) -> float:
+    """Of a forward pass over one row."""
+    if isinstance(module, nn.Linear):
+        return 2.0 * features * module.in_features
+    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        return 2.0 * features * module.weight[0].numel()
+    return 0.0
 
 
 def _outputs(module: nn.Module | None) -> int:

@@ -80,21 +80,30 @@ def _solve(
         tables.append(_Table((first, second), {(a, b): [Label(border[a][b], 0.0, None)] for a, b in pairs}))
     most = None if len(costs) <= EXACT_NODES else SAMPLE
     least = {node: min(each) for node, each in enumerate(memory)}
-    left = set(range(len(costs)))
-    while left:
-        near = {node: {n for t in tables if node in t.nodes for n in t.nodes} - {node} for node in left}
-        node = min(left, key=lambda n: (len(near[n]), n))
-        mine = [t for t in tables if node in t.nodes]
-        scope = tuple(sorted(near[node]))
-        left.discard(node)
-        done = sum(least[n] for n in left if n not in scope)  # what others need at least, whatever is chosen here
+    near: dict[int, set[int]] = {node: set() for node in range(len(costs))}
+    of: dict[int, set[int]] = {node: set() for node in range(len(costs))}
+    for number, table in enumerate(tables):
+        for node in table.nodes:
+            of[node].add(number)
+            near[node] |= set(table.nodes) - {node}
+    open_memory = sum(least.values())
+    ended: list[_Table] = []
+    while near:
+        node = min(near, key=lambda n: (len(near[n]), n))
+        scope = tuple(sorted(near.pop(node)))
+        open_memory -= least[node]
+        done = open_memory - sum(least[n] for n in scope)  # what others need at least, whatever is chosen here
+        mine = [tables[number] for number in sorted(of[node])]
         slack = None if limit is None else limit - done
         merged = _eliminate(node, len(costs[node]), scope, [len(costs[n]) for n in scope], mine, slack, most)
-        tables = [t for t in tables if node not in t.nodes] + [_Table(scope, merged)]
-        if any(not labels for labels in merged.values()) and not scope:
-            return None
+        tables.append(_Table(scope, merged))
+        for other in scope:
+            near[other] = (near[other] | set(scope)) - {other, node}
+            of[other] = (of[other] - of[node]) | {len(tables) - 1}
+        if not scope:
+            ended.append(tables[-1])
     best: list[Label] = [Label(0.0, 0.0, None)]
-    for table in tables:
+    for table in ended:
         best = _joined(best, table.labels[()], limit, most)
     if not best:
         return None

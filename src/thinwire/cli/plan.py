@@ -1,0 +1,232 @@
+"""`thinwire plan`: what a recipe would cost on a cluster, layer by layer, before anything is spent."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from thinwire import recipe as recipes
+from thinwire.cli.wiring import imported, model_name
+from thinwire.data import open_source
+from thinwire.data.columns import dense
+from thinwire.errors import ConfigError
+from thinwire.models import model_by_name
+from thinwire.planning import Graph, Machine, Plan, graph_of, plan
+from thinwire.rules.period import balanced_period
+from thinwire.rules.placement import Wire, best_group
+
+RATES = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+SIZES = {"kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+HIDDEN = 0.1
+"""An exchange that takes less than this share of the steps it belongs to needs no hiding."""
+
+
+def show_plan(options: argparse.Namespace) -> int:
+    """Prints a plan; returns the exit code."""
+    sys.path.insert(0, os.getcwd())  # so that a factory beside the recipe is found
+    chosen = recipes.load(options.recipe, options.changes)
+    shape, dtype = _shape(chosen, options.input)
+    graph = graph_of(_on_nothing(chosen), shape, dtype)
+    workers, batch = options.workers, chosen.train.batch_size
+    memory = None if options.memory is None else _parsed("--memory", options.memory, SIZES)
+    wire = Wire(options.latency / 1e3, _parsed("--link", options.link, RATES) / 8)
+    machine = Machine(options.gflops * 1e9 if options.gflops else _measured_flops(), memory, wire)
+    found = _fitting(graph, workers, batch, machine, options.group)
+    advice = _advice(graph, found, workers, batch, machine)
+    if options.json:
+        print(json.dumps(_plain(found, advice)))
+    else:
+        _print(found, advice, workers, options.link)
+    return 0
+
+
+def _fitting(graph: Graph, workers: int, batch: int, machine: Machine, group: int | None) -> Plan:
+    """The plan for a group of the size asked for, or else for the smallest that a replica fits into."""
+    sizes = [group] if group is not None else [size for size in range(1, workers + 1) if workers % size == 0]
+    if group is not None and (group < 1 or workers % group):
+        raise ConfigError(f"--group {group} does not divide {workers} workers; use one of its divisors")
+    for size in sizes:
+        try:
+            return plan(graph, size, batch * size, machine)
+        except ConfigError:
+            if size == sizes[-1]:
+                raise
+    raise AssertionError("there is a last size")
+
+
+def _advice(graph: Graph, found: Plan, workers: int, batch: int, machine: Machine) -> dict[str, Any]:
+    """What to train with across replicas, and whether it is worth it at all."""
+    replicas = workers // found.group
+    vector_bytes = 4 * graph.parameters / found.group
+    exchange_s = machine.wire.seconds(2 * vector_bytes * (replicas - 1) / replicas, 2 * (replicas - 1))
+    period = balanced_period(exchange_s, found.step_s) if replicas > 1 else 1
+    overlap = max(1, math.ceil(exchange_s / found.step_s))
+    strategy = "synchronous" if replicas == 1 or exchange_s <= HIDDEN * found.step_s else "relay"
+    together = workers * batch / found.step_s
+    if strategy == "synchronous":
+        together = workers * batch / (found.step_s + exchange_s)
+    alone = batch / (found.alone_s / found.group)
+    return {
+        "replicas": replicas,
+        "exchange_s": exchange_s,
+        "strategy": strategy,
+        "sparknet_period": period,
+        "overlap_period": overlap,
+        "rows_per_s": together,
+        "one_machine_rows_per_s": alone,
+        "worth_it": together > alone,
+        "singa_group": best_group(graph.parameters, graph.features, workers, batch * workers),
+    }
+
+
+def _print(found: Plan, advice: dict[str, Any], workers: int, link: str) -> None:
+    console = Console()
+    title = (
+        f"{workers} workers at {link}: {advice['replicas']} replicas of {found.group}, {found.rows} rows a step each"
+    )
+    table = Table(title=title, title_justify="left")
+    for name, justify in (("layer", "left"), ("what", "left"), ("placed", "left")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for name in ("param.", "features", "sent", "exchange", "compute"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for part in found.placed:
+        if part.layer.parameters or part.cost.sent_bytes:
+            row = [part.layer.name, part.layer.what, part.placement, _count(part.layer.parameters)]
+            row += [_count(part.layer.features), _mb(part.cost.sent_bytes), _ms(part.seconds), _ms(part.compute_s)]
+            table.add_row(*row)
+    table.add_section()
+    parameters = sum(part.layer.parameters for part in found.placed)
+    features = sum(part.layer.features for part in found.placed)
+    totals = ["all", "", "", _count(parameters), _count(features), _mb(found.sent_bytes), _ms(found.exchange_s)]
+    table.add_row(*totals, _ms(found.compute_s), style="bold")
+    console.print(table)
+    console.print(f"memory of a worker: {found.memory_bytes / 2**30:.2f} GiB", highlight=False)
+    for name, (step_s, sent, memory) in found.alternatives.items():
+        console.print(
+            f"{name}: {_ms(step_s)} a step instead of {_ms(found.step_s)}, {_mb(sent)} sent, {memory / 2**30:.2f} GiB",
+            highlight=False,
+        )
+    for line in _sentences(found, advice):
+        console.print(line, highlight=False)
+
+
+def _sentences(found: Plan, advice: dict[str, Any]) -> list[str]:
+    lines = []
+    if advice["replicas"] > 1:
+        lines.append(
+            f"between replicas: one float32 exchange takes {_ms(advice['exchange_s'])}, a step {_ms(found.step_s)}; "
+            + (
+                "synchronous is cheap enough."
+                if advice["strategy"] == "synchronous"
+                else f"relay hides it behind {_steps(advice['overlap_period'])}; sparknet with period "
+                f"{advice['sparknet_period']} spends a sixth of its time on it."
+            )
+        )
+    rates = f"{advice['rows_per_s']:,.0f} rows/s together, {advice['one_machine_rows_per_s']:,.0f} on one machine"
+    if advice["worth_it"]:
+        lines.append(f"predicted: {rates}.")
+    else:
+        lines.append(f"predicted: {rates}: one machine is faster.")
+    return lines
+
+
+def _plain(found: Plan, advice: dict[str, Any]) -> dict[str, Any]:
+    layers = [
+        {
+            "name": part.layer.name,
+            "what": part.layer.what,
+            "placement": part.placement,
+            "parameters": part.layer.parameters,
+            "features": part.layer.features,
+            "sent_bytes": part.cost.sent_bytes,
+            "exchange_s": part.seconds,
+            "compute_s": part.compute_s,
+        }
+        for part in found.placed
+    ]
+    names = ("sent_bytes", "exchange_s", "compute_s", "step_s", "memory_bytes")
+    totals = {name: getattr(found, name) for name in names}
+    others = {
+        name: dict(zip(("step_s", "sent_bytes", "memory_bytes"), each, strict=True))
+        for name, each in found.alternatives.items()
+    }
+    return {"group": found.group, "layers": layers, "totals": totals, "alternatives": others} | advice
+
+
+def _on_nothing(chosen: recipes.Recipe) -> nn.Module:
+    """The network without memory for its parameters."""
+    factory = model_by_name(model_name(chosen))
+    with torch.device("meta"):
+        return factory()
+
+
+def _shape(chosen: recipes.Recipe, given: str | None) -> tuple[tuple[int, ...], torch.dtype]:
+    """The shape of one row of the network's input: as given, or as the data's first rows have it."""
+    if given is not None:
+        if not re.fullmatch(r"\d+(x\d+)*", given):
+            raise ConfigError(f"--input {given!r} is not a shape; write it as 3x224x224")
+        return tuple(int(part) for part in given.split("x")), torch.float32
+    data = chosen.data
+    if not data.inputs or len(data.inputs) != 1:
+        raise ConfigError("a plan is of networks with one input; name its shape with --input 3x224x224")
+    source = open_source(data.source)
+    batch = next(iter(source.batches())).slice(0, 2)
+    values: dict[str, Any] = {name: torch.from_numpy(dense(batch.column(name)).copy()) for name in data.inputs}
+    for transform in (source.transform, None if data.transform is None else imported("data.transform", data.transform)):
+        values = values if transform is None else transform(values)
+    found = values[data.inputs[0]]
+    return tuple(found.shape[1:]), found.dtype
+
+
+def _measured_flops() -> float:
+    """What this machine computes in a second, on one thread, from a product of matrices."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        one = torch.randn(768, 768)
+        one @ one
+        began = time.perf_counter()
+        for _ in range(10):
+            one @ one
+        return 10 * 2 * 768**3 / (time.perf_counter() - began)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _parsed(option: str, text: str, units: Mapping[str, float]) -> float:
+    found = re.fullmatch(r"([0-9.]+)\s*([a-z]+)", text.strip().lower())
+    if found is None or found[2] not in units:
+        raise ConfigError(f"{option} {text!r} is not understood; write a number and one of {', '.join(units)}")
+    return float(found[1]) * units[found[2]]
+
+
+def _steps(count: int) -> str:
+    return "one step" if count == 1 else f"{count} steps"
+
+
+def _count(number: int) -> str:
+    if number < 10_000:
+        return f"{number:,}" if number else ""
+    return f"{number / 1e3:,.0f} k" if number < 1e6 else f"{number / 1e6:,.1f} M"
+
+
+def _mb(size: float) -> str:
+    return f"{size / 1e6:,.1f} MB" if size else ""
+
+
+def _ms(seconds: float) -> str:
+    if not seconds:
+        return ""
+    return f"{seconds:,.2f} s" if seconds >= 1 else f"{1e3 * seconds:,.1f} ms"

@@ -1,0 +1,202 @@
+"""SINGA's choice of parallelism for each layer (Algorithm 2), by elimination instead of enumeration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from thinwire.errors import ConfigError
+from thinwire.planning.graph import Graph, Layer
+from thinwire.planning.solver import cheapest
+from thinwire.rules.placement import (
+    FLOAT,
+    NOTHING,
+    Cost,
+    Way,
+    Wire,
+    redistributed,
+    summed_gradients,
+    summed_output,
+)
+
+WAYS: dict[str, tuple[Way, Way]] = {
+    "data": ("rows", "rows"),
+    "column": ("full", "features"),
+    "row": ("features", "rows"),
+    "rows": ("rows", "rows"),
+    "features": ("features", "features"),
+}
+"""By placement, how a layer's input must lie on the group, and how its output lies there."""
+
+
+PURE = {"all data parallel": ("data", "rows"), "all model parallel": ("column", "features")}
+"""What a plan is compared with: the placements that each takes wherever they are possible."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One worker, as far as a plan needs to know it."""
+
+    flops_per_s: float = 5e10
+    memory_bytes: float | None = None
+    wire: Wire = field(default_factory=Wire)
+    optimizer_floats: int = 1
+    """Floats of optimizer state for each parameter."""
+
+
+class Placed(NamedTuple):
+    """A layer and what became of it."""
+
+    layer: Layer
+    placement: str
+    cost: Cost
+    """What a worker sends for it in a step, its borders with the layers before it included."""
+    seconds: float
+    """Communication."""
+    compute_s: float
+    memory_bytes: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A placement for every layer, on a group of workers that trains one replica."""
+
+    placed: tuple[Placed, ...]
+    group: int
+    rows: int
+    """Of the whole group in a step."""
+    machine: Machine
+    alternatives: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    """Seconds of a step, bytes and memory of a worker, of the ways that this one beat."""
+
+    @property
+    def sent_bytes(self) -> float:
+        return sum(p.cost.sent_bytes for p in self.placed)
+
+    @property
+    def exchange_s(self) -> float:
+        return sum(p.seconds for p in self.placed)
+
+    @property
+    def compute_s(self) -> float:
+        return sum(p.compute_s for p in self.placed)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step, were nothing hidden behind anything."""
+        return self.compute_s + self.exchange_s
+
+    @property
+    def memory_bytes(self) -> float:
+        return sum(p.memory_bytes for p in self.placed)
+
+    @property
+    def alone_s(self) -> float:
+        """Seconds in which one worker alone would compute the same rows, were its memory large enough."""
+        return self.compute_s * self.group
+
+
+def choices(layer: Layer, group: int) -> tuple[str, ...]:
+    """The ways to place a layer on a group."""
+    if layer.kind == "split" and group > 1 and layer.outputs >= group:
+        return ("data", "column", "row") if layer.divisible else ("data", "column")
+    if layer.kind == "split":
+        return ("data",)
+    return ("rows", "features") if layer.kind == "channels" and group > 1 else ("rows",)
+
+
+def cost_of(layer: Layer, placement: str, group: int, rows: int) -> Cost:
+    """What a worker sends in a step for a layer itself."""
+    if placement == "row":
+        return summed_output(layer.features, rows, group)
+    if placement in ("data", "rows") and layer.parameters:
+        return summed_gradients(layer.parameters, group)
+    return NOTHING
+
+
+def border(source: Layer, given: str, wanted: str, group: int, rows: int) -> Cost:
+    """What a worker sends to bring a layer's output to where the next one needs it."""
+    return redistributed(WAYS[given][1], WAYS[wanted][0], source.features, rows, group)
+
+
+def memory_of(layer: Layer, placement: str, group: int, rows: int, machine: Machine) -> float:
+    """Bytes on one worker: parameters, gradients and the optimizer's state; the output; an input that is gathered."""
+    share = 1 if placement in ("data", "rows") else group
+    parameters = FLOAT * layer.parameters * (2 + machine.optimizer_floats) / share
+    gathered = FLOAT * layer.inputs * rows if placement == "column" and group > 1 else 0.0
+    return parameters + FLOAT * layer.features * rows / group + gathered
+
+
+def plan(graph: Graph, group: int, rows: int, machine: Machine | None = None) -> Plan:
+    """The plan with the least communication that fits into the workers' memory.
+
+    Args:
+        graph: the network.
+        group: workers that train one replica together.
+        rows: of the whole group in a step.
+        machine: what each worker is, and the link between them.
+    """
+    machine = machine or Machine()
+    if group < 1 or rows < group:
+        raise ConfigError(f"a group of {group} workers cannot share {rows} rows a step; give each of them one at least")
+    options = [choices(layer, group) for layer in graph.layers]
+    chosen = _chosen(graph, options, group, rows, machine)
+    if chosen is None:
+        least = sum(
+            min(memory_of(layer, way, group, rows, machine) for way in ways)
+            for layer, ways in zip(graph.layers, options, strict=True)
+        )
+        assert machine.memory_bytes is not None
+        raise ConfigError(
+            f"no placement on {group} workers fits into {machine.memory_bytes / 2**30:.2f} GiB each: the most frugal "
+            f"one needs {least / 2**30:.2f} GiB; use a larger group, fewer rows a step, or more memory"
+        )
+    found = _placed(graph, [ways[c] for ways, c in zip(options, chosen, strict=True)], group, rows, machine)
+    others: dict[str, tuple[float, float, float]] = {}
+    if group > 1:
+        for name, preferred in (
+            ("all data parallel", ("data", "rows")),
+            ("all model parallel", ("column", "features")),
+        ):
+            ways = [next((p for p in preferred if p in each), each[0]) for each in options]
+            other = Plan(_placed(graph, ways, group, rows, machine), group, rows, machine)
+            others[name] = (other.step_s, other.sent_bytes, other.memory_bytes)
+    return Plan(found, group, rows, machine, others)
+
+
+def _chosen(
+    graph: Graph, options: list[tuple[str, ...]], group: int, rows: int, machine: Machine
+) -> tuple[int, ...] | None:
+    wire = machine.wire
+    costs = [
+        [wire.seconds(*cost_of(layer, way, group, rows)) for way in ways]
+        for layer, ways in zip(graph.layers, options, strict=True)
+    ]
+    edges: dict[tuple[int, int], Any] = {}
+    for before, after in graph.edges:
+        layer = graph.layers[before]
+        edges[before, after] = [
+            [wire.seconds(*border(layer, given, wanted, group, rows)) for wanted in options[after]]
+            for given in options[before]
+        ]
+    memory = [
+        [memory_of(layer, way, group, rows, machine) for way in ways]
+        for layer, ways in zip(graph.layers, options, strict=True)
+    ]
+    return cheapest(costs, edges, memory, machine.memory_bytes)
+
+
+def _placed(graph: Graph, ways: list[str], group: int, rows: int, machine: Machine) -> tuple[Placed, ...]:
+    found = []
+    borders: list[list[Cost]] = [[] for _ in graph.layers]
+    for before, after in graph.edges:
+        borders[after].append(border(graph.layers[before], ways[before], ways[after], group, rows))
+    for layer, way, inwards in zip(graph.layers, ways, borders, strict=True):
+        parts = [cost_of(layer, way, group, rows), *inwards]
+        seconds = sum(machine.wire.seconds(*part) for part in parts)
+        cost = Cost(sum(p.sent_bytes for p in parts), sum(p.messages for p in parts))
+        each = layer.seconds if layer.seconds is not None else layer.flops / machine.flops_per_s
+        memory = memory_of(layer, way, group, rows, machine)
+        found.append(Placed(layer, way, cost, seconds, each * rows / group, memory))
+    return tuple(found)
