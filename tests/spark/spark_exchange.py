@@ -162,7 +162,7 @@ def main() -> None:
     said["many"] = many.summary
     said["left"] = len(os.listdir(spark.sparkContext._temp_dir)) - said["files"]
     said["cached"] = len(spark.sparkContext._jsc.sc().getRDDStorageInfo())
-    said["broadcasts"] = sum(p.broadcasts for p in made)
+    said["broadcasts"], said["settled"] = sum(p.broadcasts for p in made), sum(p.settled for p in made)
     said["kept"] = sum(s._left > 0 for s in shared)
 
     killed: list[int] = []

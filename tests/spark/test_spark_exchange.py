@@ -88,6 +88,10 @@ def test_only_spark_s_own_ports_listen(said: dict[str, Any]) -> None:
         assert java or daemon, f"process {pid} listens: {command}"
 
 
+def test_rounds_whose_members_are_all_on_one_machine_are_settled_there(said: dict[str, Any]) -> None:
+    assert said["settled"] > 100
+
+
 def test_broadcasts_are_destroyed_once_all_have_them(said: dict[str, Any]) -> None:
     assert said["broadcasts"] > 0
     assert said["kept"] == 0

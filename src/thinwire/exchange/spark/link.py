@@ -133,6 +133,10 @@ class SparkLink:
         if header["t"] == "read":
             yield self._read(str(header["r"]), int(header["g"]), str(header["job"]))
             return
+        if header["t"] == "hand":  # the mean of a round, which is known by its name and needs no number
+            self._inbox.put(Message(SPARK, header["header"], frames[0] if frames else None))
+            yield {"taken": True}, []
+            return
         with self._lock:
             self._take_in(header, frames)
             self._forget(int(header["ack"]))

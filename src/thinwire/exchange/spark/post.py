@@ -21,7 +21,7 @@ from thinwire.errors import ThinwireError, WorkerError
 from thinwire.exchange.spark.link import SPARK, Letter, SparkWire, name_of
 from thinwire.exchange.spark.places import Places
 from thinwire.exchange.spark.sums import PATIENCE_S, Gathering, shuffled
-from thinwire.exchange.spark.tasks import carry_mail
+from thinwire.exchange.spark.tasks import Members, carry_mail
 from thinwire.rules.compression import codec
 
 IDLE_S = 0.1
@@ -81,7 +81,7 @@ class Post:
         """Machines that a job is at."""
         self._pool = ThreadPoolExecutor(IN_FLIGHT, "spark-rounds", initializer=self._name_jobs)
         self._open = True
-        self.jobs = self.broadcasts = 0
+        self.jobs = self.broadcasts = self.settled = 0
         self._visitors: dict[str, threading.Thread] = {}
         self._thread = threading.Thread(target=self._look_around, name="spark-post", daemon=True)
         self._thread.start()
@@ -209,8 +209,10 @@ class Post:
                             frames.append(letter.payload.broadcast if shared else letter.payload)
                     letters.append((letter.number, letter.other, letter.header, frame))
                 bags[name] = {"letters": letters, "ack": bag.ack}
+            names = {name_of(worker, attempt): worker for worker, attempt in self._attempts.items()}
+            members = Members(self._generation, names)
         self.jobs += 1
-        task = functools.partial(carry_mail, self._wire, machine, bags, frames, wait_s)
+        task = functools.partial(carry_mail, self._wire, machine, bags, frames, wait_s, members)
         rows = self._context.runJob(marker, task, [place])
         header = json.loads(rows[0])
         if "elsewhere" in header or not header["boxes"]:
@@ -271,6 +273,8 @@ class Post:
                 self.put(name_of(to, self._attempts[to]), worker, header, None if payload is None else bytes(payload))
         elif header["t"] == "launched":
             self._launched(worker, header, payload)
+        elif header["t"] == "settled":
+            self.settled += 1
         else:
             self.inbox.put(Message(worker, header, payload))
 

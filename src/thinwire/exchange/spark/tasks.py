@@ -8,7 +8,7 @@ import select
 import socket
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,12 +29,26 @@ def say_where(wire: SparkWire, rows: Iterable[Any]) -> list[Any]:
     return [(place, machine(wire.place)) for place in rows]
 
 
+class Members(NamedTuple):
+    """Who is in a generation: agents by name."""
+
+    generation: int
+    workers: dict[str, int]
+
+
 def carry_mail(
-    wire: SparkWire, where: str, bags: dict[str, Any], frames: list[Any], wait_s: float, rows: Iterable[Any]
+    wire: SparkWire,
+    where: str,
+    bags: dict[str, Any],
+    frames: list[Any],
+    wait_s: float,
+    members: Members,
+    rows: Iterable[Any],
 ) -> list[Any]:
     """Brings letters, waits for some, and fetches them: a header as text, and after it all frames in pieces.
 
-    Contributions to one round by several agents of this machine come back as one, added up.
+    Contributions to one round by several agents of this machine come back as one, added up. Where all members are on
+    this machine they need not travel at all: the mean is handed to them at once.
     """
     for _ in rows:
         pass  # a worker of Python's that leaves rows unread is not used again
@@ -61,7 +75,10 @@ def carry_mail(
             continue  # it does not take its mail; its silence is the coordinator's matter
     if not doors:
         sweep(wire.place)
-    _listen(doors, told, fetched, wait_s)
+    at_home = bool(members.workers) and set(members.workers) <= set(doors.values())
+    _listen(doors, told, fetched, wait_s, at_home)
+    if at_home:
+        _settle(wire, members, told, fetched)
     sizes, out = _packed(told, fetched)
     text = json.dumps({"boxes": told, "sizes": sizes})
     return [text, *(bytes(part[at : at + CHUNK_BYTES]) for part in out for at in range(0, len(part), CHUNK_BYTES))]
@@ -72,8 +89,13 @@ def _listen(
     told: dict[str, dict[str, Any]],
     fetched: dict[str, list[memoryview]],
     wait_s: float,
+    at_home: bool,
 ) -> None:
-    """What the boxes say: first what they have seen, and then, sooner or later, their letters."""
+    """What the boxes say: first what they have seen, and then, sooner or later, their letters.
+
+    Once one has said something the others have a moment more; all the time there is, where it only gave to a round that
+    can be settled here.
+    """
     began = time.monotonic()
     deadline = began + wait_s + GRACE_S
     while doors:
@@ -95,11 +117,62 @@ def _listen(
                 fetched[name] = frames
                 door.close()
                 del doors[door]
-                if any(letter[2]["t"] != BEAT for letter in header["letters"]):
+                kinds = {letter[2]["t"] for letter in header["letters"]} - {BEAT}
+                if kinds and not (at_home and kinds == {"launched"}):
                     carried = sum(frame.nbytes for frame in frames)
                     deadline = min(deadline, time.monotonic() + GRACE_S + carried / CARRIED_PER_S)
     for door in doors:
         door.close()
+
+
+def _settle(
+    wire: SparkWire, members: Members, told: dict[str, dict[str, Any]], fetched: dict[str, list[memoryview]]
+) -> None:
+    """Hands all members the mean of a round that all have given to; what they said of it is then over.
+
+    Should this task fail in the middle, letters are still in their boxes: whoever comes next does the same again, and
+    agents that have the mean already pass over it.
+    """
+    rounds: dict[str, dict[str, list[Any]]] = {}
+    for name in members.workers:
+        for letter in told.get(name, {}).get("letters", []):
+            if letter[2]["t"] == "launched" and letter[2]["g"] == members.generation and letter[2]["k"] == EXACT:
+                rounds.setdefault(str(letter[2]["r"]), {})[name] = letter
+    for key, letters in rounds.items():
+        counts = [float(letter[2]["w"]) for letter in letters.values()]
+        absent = any(w and letter[3] is None for w, letter in zip(counts, letters.values(), strict=True))
+        if set(letters) != set(members.workers) or absent:
+            continue  # others are elsewhere with theirs, or it lies there for a job to read
+        total = None
+        for name, letter in letters.items():
+            if letter[3] is not None:
+                total = _added(total, np.frombuffer(fetched[name][letter[3]], np.float32), float(letter[2]["w"]))
+        first = next(iter(letters.values()))[2]
+        header = {name: first[name] for name in ("g", "r", "s", "k")} | {"t": "sum", "m": EXACT}
+        header["n"] = {str(members.workers[name]): letter[2]["n"] for name, letter in letters.items()}
+        if total is not None:
+            total *= np.float32(1 / sum(counts))
+        frames = [] if total is None else [Sheet.of(total)]
+        if all(_handed(wire, name, header, frames) for name in members.workers):
+            for letter in letters.values():
+                letter[2], letter[3] = {"t": "settled", "r": key}, None
+
+
+def _handed(wire: SparkWire, name: str, header: dict[str, Any], frames: list[Frame]) -> bool:
+    try:
+        with knock(wire.place, wire.token, name, {"t": "hand", "header": header}, frames) as door:
+            return bool(receive(door)[0]["taken"])
+    except (GoneError, OSError, ProtocolError):
+        return False
+
+
+def _added(total: Any, values: Any, weight: float) -> Any:
+    """A sum with so much of some values more; what was mapped stays as it is."""
+    if total is None:
+        return values * np.float32(weight)
+    if len(total) != len(values):
+        raise ValueError(f"{len(values)} numbers were given to a round of {len(total)}")
+    return np.add(total, values if weight == 1 else values * np.float32(weight), out=total)
 
 
 def _packed(
@@ -118,14 +191,12 @@ def _packed(
                 out.append(frames[frame])
                 continue
             key, values = (str(header["r"]), int(header["g"])), np.frombuffer(frames[frame], np.float32)
-            if key not in sums:
-                sums[key] = letter[3] = len(out)
-                out.append(values * np.float32(header["w"]))
-            elif len(out[sums[key]]) == len(values):
-                out[sums[key]] += values * np.float32(header["w"])
+            if key in sums:
                 letter[3] = None
+                _added(out[sums[key]], values, float(header["w"]))
             else:
-                raise ValueError(f"agent {name} sends {len(values)} numbers for round {key[0]}, others another count")
+                sums[key] = letter[3] = len(out)
+                out.append(_added(None, values, float(header["w"])))
     views = [memoryview(part).cast("B") for part in out]
     return [view.nbytes for view in views], views
 
