@@ -145,7 +145,7 @@ def work(
         if peer is not None and peer.started:
             peer.report(report)
         else:
-            link.send(COORDINATOR, {"t": "join", "a": attempt, "address": link.address, **_hello(0)})
+            link.send(COORDINATOR, {"t": "join", "a": attempt, "address": link.address, **_hello()})
             link.send(COORDINATOR, report)
             link.close()
     finally:
@@ -176,7 +176,7 @@ def _build(
             settings["borders"] = (*replica.parameters.offsets, replica.parameters.size)
     peer = Peer(
         link,
-        Seat(worker, attempt, _hello(batches.num_rows)),
+        Seat(worker, attempt, _hello() | {"rows": batches.num_rows}),
         joint,
         **settings,
         codec_name=job.plan.codec,
@@ -232,5 +232,5 @@ def _resume(runner: Worker, job: Job, worker: int) -> None:
         runner.meter.rows = epoch * runner.batches.num_rows
 
 
-def _hello(rows: int) -> dict[str, Any]:
-    return {"host": socket.gethostname(), "pid": os.getpid(), "rows": rows}
+def _hello() -> dict[str, Any]:
+    return {"host": socket.gethostname(), "pid": os.getpid()}

@@ -44,7 +44,7 @@ from thinwire.replicas.objectives import (
 )
 from thinwire.rules.compression import codec as codec_by_name
 from thinwire.runlog import RunLog
-from thinwire.strategies import Measured, Relay, Strategy, name_of
+from thinwire.strategies import Measured, Relay, Served, Strategy, name_of
 from thinwire.strategies import strategy as strategy_by_name
 
 
@@ -238,6 +238,8 @@ def _default_cluster(data: Any) -> Cluster:
 def _carrier(asked: str, strategy: Strategy, where: Site) -> str:
     """The exchange that carries a strategy; refuses one that cannot."""
     name, late = name_of(strategy), strategy.timing == "async"
+    if late and not isinstance(strategy, Served):
+        raise ConfigError(f"{name} has timing 'async' and is no Served: derive it from thinwire.strategies.Served")
     if asked not in ("auto", "mesh", "table", "spark"):
         raise ConfigError(f"exchange = {asked!r} is not known. {nearest(asked, ('auto', 'mesh', 'table', 'spark'))}")
     if late and asked in ("mesh", "spark"):

@@ -69,6 +69,9 @@ every = pytest.mark.parametrize("chosen", TABLE.values(), ids=TABLE.keys())
 
 OUT_OF_RANGE: list[tuple[str, dict[str, Any]]] = [
     ("sparknet", {"period": 0}),
+    ("sparknet", {"period": 2.5}),
+    ("diloco", {"fragments": 1.5}),
+    ("easgd", {"tuple_size": 1000.5}),
     ("sparknet", {"period_s": -1.0}),
     ("sparknet", {"warmup": -1}),
     ("mpca", {"fragments": 4}),

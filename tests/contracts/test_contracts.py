@@ -13,6 +13,7 @@ import pytest
 import thinwire
 from thinwire import errors
 from thinwire.cli.main import parser
+from thinwire.strategies.registry import STRATEGIES
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src" / "thinwire").rglob("*.py"))
@@ -26,6 +27,10 @@ def test_public_names_are_sorted_and_all_there() -> None:
     assert set(thinwire._HOMES) == set(names)
     for name in names:
         assert getattr(thinwire, name) is not None
+
+
+def test_every_registered_strategy_is_exported() -> None:
+    assert {kind.__name__ for kind in STRATEGIES.values()} <= set(thinwire.__all__)
 
 
 def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:

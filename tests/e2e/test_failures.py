@@ -13,6 +13,7 @@ import thinwire as tw
 from thinwire import events
 from thinwire.errors import LostWorkersError
 from thinwire.models import cnn8
+from thinwire.strategies.registry import STRATEGIES as REGISTERED
 
 WORKERS, EPOCHS, BATCH = 4, 20, 16
 
@@ -91,22 +92,26 @@ def test_the_server_beside_the_driver_is_killed_and_the_run_goes_on() -> None:
     assert best(result) >= 0.95
 
 
-@pytest.mark.parametrize(
-    ("name", "victim"),
-    [
-        ("relay", 0),
-        ("relay", 2),
-        ("sparknet", 0),
-        ("synchronous", 2),
-        ("mpca", 0),
-        ("diloco", 2),
-        ("easgd", 0),
-        ("easgd", 2),
-        ("deepspark", 1),
-        ("parameter-table", 0),
-        ("parameter-table-strict", 2),
-    ],
-)
+VICTIMS = [
+    ("relay", 0),
+    ("relay", 2),
+    ("sparknet", 0),
+    ("synchronous", 2),
+    ("mpca", 0),
+    ("diloco", 2),
+    ("easgd", 0),
+    ("easgd", 2),
+    ("deepspark", 1),
+    ("parameter-table", 0),
+    ("parameter-table-strict", 2),
+]
+
+
+def test_every_strategy_has_a_victim() -> None:
+    assert {type(STRATEGIES[name]) for name, _ in VICTIMS} == set(REGISTERED.values())
+
+
+@pytest.mark.parametrize(("name", "victim"), VICTIMS)
 def test_a_killed_worker_is_replaced_and_costs_the_others_no_step(name: str, victim: int) -> None:
     killer = Killer(victim)
     result = fit(STRATEGIES[name], killer)

@@ -19,6 +19,7 @@ from thinwire import events
 from thinwire.data import Position, Sampler, open_source
 from thinwire.errors import ConfigError, DataError, DivergedError, WorkerError
 from thinwire.models import cnn8, mlp
+from thinwire.strategies.registry import STRATEGIES as REGISTERED
 
 STRATEGIES = {
     "synchronous": tw.Synchronous(),
@@ -73,6 +74,10 @@ def fit_digits(strategy: Any, workers: int, **changes: Any) -> tw.Result:
 
 WITH_FOUR = ("synchronous", "sparknet", "mpca-3", "diloco", "easgd", "deepspark", "parameter-table", "relay")
 CASES = [(name, 2) for name in STRATEGIES] + [(name, 4) for name in WITH_FOUR]
+
+
+def test_every_strategy_is_among_them() -> None:
+    assert {type(strategy) for strategy in STRATEGIES.values()} == set(REGISTERED.values())
 
 
 @pytest.mark.parametrize(("name", "workers"), CASES)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -153,3 +154,12 @@ def test_a_lossy_codec_is_refused_with_a_table() -> None:
 
 def test_more_servers_than_workers_are_as_many_as_workers() -> None:
     assert fit(tw.EASGD(servers=9, period=2), epochs=1).summary["complete"]
+
+
+def test_an_asynchronous_strategy_that_is_not_served_is_refused() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Late(tw.SparkNet):
+        timing: ClassVar[Any] = "async"
+
+    with pytest.raises(ConfigError, match="derive it from"):
+        fit(Late())

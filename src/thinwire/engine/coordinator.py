@@ -117,7 +117,7 @@ class Coordinator:
         if seat is not None and seat.attempt == header["a"]:
             self._finished.discard(worker)
             self._jury.excused.pop(worker, None)
-            if not self.membership.rows[worker] and worker < self._policy.workers:
+            if header.get("rows") == 0 and worker < self._policy.workers:
                 _log.warning("worker %s on %s has no rows to train on: its partition is empty", worker, seat.host)
             self._emit(
                 events.WorkerJoined(

@@ -6,17 +6,19 @@ from thinwire.errors import ConfigError
 
 
 def at_least(owner: object, least: float, **knobs: float | None) -> None:
-    """Refuses a knob below `least`; None is left to its default."""
+    """Refuses a knob below `least`, and a fraction where a whole number is meant; None is left to its default."""
     for name, value in knobs.items():
-        if value is not None and not (_is_number(value) and value >= least):
-            raise ConfigError(f"{_path(owner, name)} = {value!r} is not possible; use a number of {least} or more")
+        kind = _kind(owner, name)
+        if value is not None and not (_is_a(kind, value) and value >= least):
+            raise ConfigError(f"{_path(owner, name)} = {value!r} is not possible; use a {kind} of {least} or more")
 
 
 def within(owner: object, least: float, most: float, **knobs: float | None) -> None:
-    """Refuses a knob outside [least, most]."""
+    """Refuses a knob outside [least, most], and a fraction where a whole number is meant."""
     for name, value in knobs.items():
-        if value is not None and not (_is_number(value) and least <= value <= most):
-            raise ConfigError(f"{_path(owner, name)} = {value!r} is not possible; use a number from {least} to {most}")
+        kind = _kind(owner, name)
+        if value is not None and not (_is_a(kind, value) and least <= value <= most):
+            raise ConfigError(f"{_path(owner, name)} = {value!r} is not possible; use a {kind} from {least} to {most}")
 
 
 def count_or(owner: object, *words: str, **knobs: object) -> None:
@@ -36,8 +38,14 @@ def one_of(owner: object, allowed: tuple[object, ...], **knobs: object) -> None:
             raise ConfigError(f"{_path(owner, name)} = {value!r} is not known; use one of {list(allowed)}")
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _kind(owner: object, name: str) -> str:
+    """What a knob is, by the annotation of its field."""
+    field = getattr(owner, "__dataclass_fields__", {}).get(name)
+    return "whole number" if field is not None and str(field.type).startswith("int") else "number"
+
+
+def _is_a(kind: str, value: object) -> bool:
+    return isinstance(value, int if kind == "whole number" else int | float) and not isinstance(value, bool)
 
 
 def _path(owner: object, name: str) -> str:
