@@ -99,7 +99,7 @@ class Box:
                 guest, _ = self._socket.accept()
             except TimeoutError:
                 continue
-            except OSError:
+            except (OSError, ValueError):  # it was closed, before or while it listened
                 return
             threading.Thread(target=self._receive, args=(guest,), name="visit", daemon=True).start()
 
