@@ -181,7 +181,8 @@ def _packed(
     """Frames as they travel: those of one round and generation are weighed and added up, and told apart by no one."""
     out: list[Any] = []
     sums: dict[tuple[str, int], int] = {}
-    for name, frames in fetched.items():
+    for name in sorted(fetched):  # whoever answered first: sums are to come out the same
+        frames = fetched[name]
         for letter in told[name]["letters"]:
             header, frame = letter[2], letter[3]
             if frame is None:
