@@ -138,6 +138,7 @@ def test_a_plan_takes_the_shape_of_the_recipe_s_own_data(capsys: pytest.CaptureF
     ("options", "message"),
     [
         (["--workers", "8", "--group", "3"], "does not divide 8 workers"),
+        (["--workers", "0"], "use 1 or more"),
         (["--workers", "2", "--link", "fast"], "write a number and one of kbit, mbit, gbit"),
         (["--workers", "2", "--input", "3,8"], "write it as 3x224x224"),
         (["--workers", "2", "--memory", "1kb"], "the most frugal one needs"),

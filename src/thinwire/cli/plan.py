@@ -54,6 +54,8 @@ def show_plan(options: argparse.Namespace) -> int:
 
 def _fitting(graph: Graph, workers: int, batch: int, machine: Machine, group: int | None) -> Plan:
     """The plan for a group of the size asked for, or else for the smallest that a replica fits into."""
+    if workers < 1:
+        raise ConfigError(f"--workers {workers} is too small; use 1 or more")
     sizes = [group] if group is not None else [size for size in range(1, workers + 1) if workers % size == 0]
     if group is not None and (group < 1 or workers % group):
         raise ConfigError(f"--group {group} does not divide {workers} workers; use one of its divisors")

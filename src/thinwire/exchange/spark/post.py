@@ -139,8 +139,7 @@ class Post:
                 failing_since = None
             except Exception as error:  # an executor died under the job, or the session has ended
                 failing_since = failing_since or time.monotonic()
-                if time.monotonic() - failing_since > PATIENCE_S:
-                    self.error = _explained(error)
+                if self._gives_up(error, failing_since):
                     return
             for machine in self._places.machines():
                 if machine not in self._visitors or not self._visitors[machine].is_alive():
@@ -149,6 +148,12 @@ class Post:
             with self._lock:
                 if self._open:
                     self._lock.wait(IDLE_S)
+
+    def _gives_up(self, error: Exception, since: float) -> bool:
+        """Whether jobs have failed for so long that the run is to end."""
+        if time.monotonic() - since > PATIENCE_S:
+            self.error = _explained(error)
+        return self.error is not None
 
     def _is_lost(self) -> bool:
         """Whether executors have come or gone, or an agent is not seen; one whose machine is just visited may be."""
@@ -176,8 +181,7 @@ class Post:
                 failing_since = None
             except Exception as error:  # an executor died under the job, or the session has ended
                 failing_since = failing_since or time.monotonic()
-                if time.monotonic() - failing_since > PATIENCE_S:
-                    self.error = _explained(error)
+                if self._gives_up(error, failing_since):
                     return
                 self._places.doubt()
                 time.sleep(IDLE_S)
