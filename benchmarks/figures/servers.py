@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from saving import save
+
 RESULTS = Path(__file__).parents[1] / "results" / "table.json"
 COLOURS = {2: "#009e73", 3: "#0072b2", 4: "#d55e00"}
 GREY = "#767676"
@@ -49,11 +51,7 @@ def draw(measured: dict[str, Any], picture: str) -> None:
     axes.set_ylabel("seconds of an exchange")
     axes.set_title(f"{measured['size'] / 1e6:.0f} million parameters at {measured['rate']}, encrypted", loc="left")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    for ending in (".svg", ".png"):
-        figure.savefig(
-            Path(picture).with_suffix(ending), dpi=120, metadata={"Date": None} if ending == ".svg" else None
-        )
+    save(figure, picture)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ BENCHES = {
     "exchange": "exchange",
     "ingest": "frames",
     "overhead": "overhead",
+    "placement": "placement",
     "predict": "frames",
     "table": "table",
     "wire": "wire",

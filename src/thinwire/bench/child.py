@@ -5,9 +5,16 @@ from __future__ import annotations
 from thinwire.bench import seats
 from thinwire.bench.goodput import exchange_seconds
 from thinwire.bench.paced import paced_steps
+from thinwire.bench.placement import layer_times, placed_steps
 from thinwire.bench.table import table_seconds
 
 if __name__ == "__main__":
     seats.main(
-        {"exchange_seconds": exchange_seconds, "paced_steps": paced_steps, "table_seconds": table_seconds},
+        {
+            "exchange_seconds": exchange_seconds,
+            "layer_times": layer_times,
+            "paced_steps": paced_steps,
+            "placed_steps": placed_steps,
+            "table_seconds": table_seconds,
+        },
     )

@@ -18,12 +18,10 @@ from rich.table import Table
 from torch import nn
 
 from thinwire import recipe as recipes
-from thinwire.cli.wiring import imported, model_name
-from thinwire.data import open_source
-from thinwire.data.columns import dense
+from thinwire.cli.wiring import BATCH_SIZE, first_rows, model_name
 from thinwire.errors import ConfigError
 from thinwire.models import model_by_name
-from thinwire.planning import Graph, Machine, Plan, graph_of, plan
+from thinwire.planning import Graph, Machine, Plan, graph_of, plan, profiled
 from thinwire.rules.period import balanced_period
 from thinwire.rules.placement import Wire, best_group
 
@@ -39,7 +37,9 @@ def show_plan(options: argparse.Namespace) -> int:
     chosen = recipes.load(options.recipe, options.changes)
     shape, dtype = _shape(chosen, options.input)
     graph = graph_of(_on_nothing(chosen), shape, dtype)
-    workers, batch = options.workers, chosen.train.batch_size
+    workers, batch = options.workers, chosen.train.batch_size or BATCH_SIZE
+    if options.profile:
+        graph = _profiled(chosen, graph, shape, dtype, batch, options.group or workers)
     memory = None if options.memory is None else _parsed("--memory", options.memory, SIZES)
     wire = Wire(options.latency / 1e3, _parsed("--link", options.link, RATES) / 8)
     machine = Machine(options.gflops * 1e9 if options.gflops else _measured_flops(), memory, wire)
@@ -174,6 +174,19 @@ def _on_nothing(chosen: recipes.Recipe) -> nn.Module:
         return factory()
 
 
+def _profiled(
+    chosen: recipes.Recipe, graph: Graph, shape: tuple[int, ...], dtype: torch.dtype, batch: int, group: int
+) -> Graph:
+    """The graph with layer times as this machine takes them, on one thread, for as many rows as a worker has."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    rows = torch.randn(batch, *shape) if dtype.is_floating_point else torch.zeros(batch, *shape, dtype=dtype)
+    try:
+        return profiled(graph, model_by_name(model_name(chosen))(), [rows], group)
+    finally:
+        torch.set_num_threads(threads)
+
+
 def _shape(chosen: recipes.Recipe, given: str | None) -> tuple[tuple[int, ...], torch.dtype]:
     """The shape of one row of the network's input: as given, or as the data's first rows have it."""
     if given is not None:
@@ -183,12 +196,7 @@ def _shape(chosen: recipes.Recipe, given: str | None) -> tuple[tuple[int, ...], 
     data = chosen.data
     if not data.inputs or len(data.inputs) != 1:
         raise ConfigError("a plan is of networks with one input; name its shape with --input 3x224x224")
-    source = open_source(data.source)
-    batch = next(iter(source.batches())).slice(0, 2)
-    values: dict[str, Any] = {name: torch.from_numpy(dense(batch.column(name)).copy()) for name in data.inputs}
-    for transform in (source.transform, None if data.transform is None else imported("data.transform", data.transform)):
-        values = values if transform is None else transform(values)
-    found = values[data.inputs[0]]
+    (found,) = first_rows(chosen, data.inputs).values()
     return tuple(found.shape[1:]), found.dtype
 
 
@@ -218,9 +226,9 @@ def _steps(count: int) -> str:
     return "one step" if count == 1 else f"{count} steps"
 
 
-def _count(number: int) -> str:
+def _count(number: float) -> str:
     if number < 10_000:
-        return f"{number:,}" if number else ""
+        return f"{number:,.0f}" if number else ""
     return f"{number / 1e3:,.0f} k" if number < 1e6 else f"{number / 1e6:,.1f} M"
 
 

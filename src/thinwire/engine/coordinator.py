@@ -11,10 +11,10 @@ from thinwire import events
 from thinwire.engine.jury import Jury
 from thinwire.engine.ledger import Ledger
 from thinwire.engine.membership import Bereft, Decision, Lost, Membership, Stalled
-from thinwire.engine.outcome import Outcome, Policy
+from thinwire.engine.outcome import Outcome, Policy, failure
 from thinwire.engine.ports import WHOEVER, Commit, Exit, Header, Hub, Message, Workforce
 from thinwire.engine.stopping import Verdict
-from thinwire.errors import ConfigError, DivergedError, LostWorkersError, TimedOutError, WorkerError
+from thinwire.errors import ConfigError, LostWorkersError, TimedOutError
 
 TURN_S = 0.25
 """How often it looks around when nothing comes: each time takes a processor from somebody's step."""
@@ -40,7 +40,7 @@ class Coordinator:
     ) -> None:
         self._hub, self._workforce, self._policy = hub, workforce, policy
         self._emit_to, self._commit, self._meta, self._serve = emit, commit, meta, serve
-        self.membership = Membership(policy.workers, policy.deadlines, policy.helpers)
+        self.membership = Membership(policy.workers, policy.deadlines, policy.helpers, policy.group_size)
         self.outcome = Outcome()
         self._jury = Jury(Verdict(policy.stop, policy.until))
         if resumed:
@@ -52,7 +52,8 @@ class Coordinator:
         self._finished: set[int] = set()
         self._left: set[int] = set()
         self.ledger = Ledger(self._emit)
-        self._result: dict[int, bytes] = {}
+        self._result: dict[tuple[int, int], dict[int, bytes]] = {}
+        self._whole: set[int] = set()
         self._lost_at: dict[int, float] = {}
         self._never: set[int] = set()
         self._gone: set[tuple[int, int]] = set()
@@ -170,27 +171,27 @@ class Coordinator:
             self._emit(kind(**header["fields"]))
 
     def _on_failed(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
-        seat = self.membership.seats[worker]
-        where = f"worker {worker} on {seat.host} (pid {seat.pid}, attempt {seat.attempt})"
-        self._emit(
-            events.WorkerFailed(
-                worker=worker,
-                attempt=seat.attempt,
-                host=seat.host,
-                error=str(header["error"]),
-                traceback=str(header["traceback"]),
-            )
-        )
-        if header.get("kind") == "DivergedError":
-            raise DivergedError(f"{where}: {header['error']}{self.outcome.last_good()}")
-        raise WorkerError(f"{where} failed: {header['error']}\n\n{header['traceback']}")
+        event, error = failure(self.membership.seats[worker], header, self.outcome)
+        self._emit(event)
+        raise error
 
     def _on_result(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
-        if payload is not None:
-            self._result[int(header["i"])] = bytes(payload)
-        if len(self._result) == int(header["n"]):
-            self.outcome.result = b"".join(self._result[i] for i in sorted(self._result))
+        part, chunk = int(header["part"]), int(header["chunk"])
+        pieces = self._result.setdefault((part, chunk), {})
+        if payload is not None and 0 <= part < self._policy.group_size:
+            pieces[int(header["i"])] = bytes(payload)
+        found = self.outcome.results.setdefault(part, {})
+        if len(pieces) == int(header["n"]):
+            found[chunk] = b"".join(pieces[i] for i in sorted(pieces))
+            del self._result[part, chunk]
+        if len(found) == int(header["chunks"]):
+            self._whole.add(part)
+        if len(self._whole) == self._policy.group_size:
             self._broadcast({"t": "done"})
+
+    def _on_apart(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
+        """A worker has lost its group, also where nobody else has noticed."""
+        self.membership.come_together(worker, int(header["n"]), now)
 
     def _on_bye(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         self._left.add(worker)
@@ -252,7 +253,7 @@ class Coordinator:
         if not self._workforce.replace(lost.worker, lost.attempt + 1):
             self._never.add(lost.worker)
             self.outcome.unreplaced += lost.worker < self._policy.workers
-            alive = len(self.membership.present)
+            alive = len(self.membership.working)
             if alive < self._policy.min_workers:
                 raise LostWorkersError(
                     f"worker {lost.worker} was lost ({lost.reason}) and will not be replaced; {alive} of "
@@ -283,10 +284,11 @@ class Coordinator:
             makes_room, missed = self._workforce.revives and not stopping, self._missed() - self._never
             if makes_room:
                 self._act(self.membership.make_room(done, missed, now))
-            alive, more = self.membership.present, makes_room and self.membership.room_for(done, missed, now)
+            alive, more = self.membership.working, makes_room and self.membership.room_for(done, missed, now)
             if alive and alive <= self._finished and self.membership.formed and not more and not self._awaited(now):
                 self._trained_to = now
                 self._concluding_since = now
+                self._dismiss(self.membership.present - alive)
                 self._broadcast({"t": "conclude"})
         elif now - self._concluding_since > self._policy.deadlines.conclude_s:
             slow = sorted(set(self.membership.seats) - self._left)
@@ -294,16 +296,27 @@ class Coordinator:
                 f"workers {slow} did not end within {self._policy.deadlines.conclude_s:.0f} s of the last step; "
                 "look at their logs"
             )
-        if not self.membership.present and not self.membership.formed:
+        if not self.membership.working and not self.membership.formed:
             if now - self._started > self._policy.deadlines.start_s:
+                who = "no worker" if self._policy.group_size == 1 else f"no group of {self._policy.group_size} workers"
                 raise TimedOutError(
-                    f"no worker joined within {self._policy.deadlines.start_s:.0f} s; look at the workers' output "
+                    f"{who} joined within {self._policy.deadlines.start_s:.0f} s; look at the workers' output "
                     "for why they could not start"
                 )
-        elif not self.membership.present and not self._awaited(now) and not self._left:
-            raise LostWorkersError(
-                "all workers were lost and none came back; go on from the last checkpoint with resume"
+        elif (not self.membership.working or self.membership.waits) and not self._awaited(now) and not self._left:
+            size, here = self._policy.group_size, sorted(self.membership.present)
+            lost = (
+                "all workers were lost"
+                if size == 1
+                else f"no group of {size} is whole, of workers {here} that are left,"
             )
+            raise LostWorkersError(f"{lost} and none came back; go on from the last checkpoint with resume")
+
+    def _dismiss(self, workers: set[int]) -> None:
+        """The run ends without these, whose group is not whole."""
+        for worker in workers:
+            seat = self.membership.seats.pop(worker)
+            self._hub.send(worker, seat.attempt, {"t": "leave", "why": "the run is ending", "done": True})
 
     def _missed(self) -> set[int]:
         """Workers that were lost and have not come back."""
@@ -331,7 +344,8 @@ class Coordinator:
         reports = self._saves[name]
         needed = set(self.membership.members) & set(self.membership.seats)
         parts = [p for r in reports.values() for p in r["parts"]]
-        if not needed <= set(reports) or not any(p["name"] == "joint" for p in parts):
+        written = {p["name"] for p in parts if str(p["name"]).startswith("joint")}
+        if not needed <= set(reports) or len(written) < self._policy.group_size:
             return
         self._saved.add(name)
         if self._commit is None:
@@ -343,7 +357,7 @@ class Coordinator:
             "train_loss": self.outcome.train_loss,
             **self._meta(),
         }
-        size_bytes = self._commit(name, step, parts, meta)
+        size_bytes = self._commit(name, step, [*{p["name"]: p for p in parts}.values()], meta)
         self.outcome.checkpoint = name
         self._emit(events.CheckpointSaved(name=name, steps=step, size_bytes=size_bytes))
 
@@ -378,11 +392,7 @@ class Coordinator:
         out.refused += int(getattr(self._hub, "refused", 0))
         if self._trained_from is not None:
             out.train_s = (self._trained_to or time.monotonic()) - self._trained_from
-        lacking = sorted((set(self.membership.unseen) | self._missed()) - self._never)  # those are counted already
-        if lacking and not out.stopped_early:
-            out.unreplaced += len(lacking)
-            out.reason = out.reason or f"not all rows done: workers {lacking} never came, or were lost and not replaced"
-        out.reason = out.reason or "all rows done"
+        out.lack(sorted((set(self.membership.unseen) | self._missed()) - self._never))  # those are counted already
         return out
 
     def _emit(self, event: events.Event) -> None:

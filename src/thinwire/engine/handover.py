@@ -19,11 +19,11 @@ class Handover:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._asked: list[int] = []
+        self.asked: list[int] = []
 
     def ask(self, peer: int) -> None:
         """Notes a request."""
-        self._asked.append(peer)
+        self.asked.append(peer)
 
     def give(self, adopted: int) -> None:
         """Answers requests once this worker has adopted all rounds that are in the joint state.
@@ -31,7 +31,7 @@ class Handover:
         Joint state, buffers and publications must be of one round, or the peer would miss a publication whose round is
         merged here but still waits to be taken up.
         """
-        if not self._asked:
+        if not self.asked:
             return
         joint = self._worker.joint
         with joint.lock:
@@ -40,10 +40,10 @@ class Handover:
             tree = self._tree()
         worker, model = self._worker, tree["joint"]["state"][:1]
         digest = worker.replica.parameters.digest(*model)
-        for peer in self._asked:
+        for peer in self.asked:
             worker.exchange.donate(peer, tree)
             worker.event("handed_over", worker=worker.plan.worker, peer=peer, landed=adopted, digest=digest)
-        self._asked = []
+        self.asked = []
 
     def take(self, caught: Caught, over: list[tuple[Fragment, Snapshot | None]], *, newcomer: bool) -> None:
         """Takes the joint state over: a newcomer starts from it, a worker that fell behind keeps its own steps.

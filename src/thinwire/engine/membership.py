@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from thinwire.engine.deadlines import Deadlines
+from thinwire.engine.groups import Groups
 from thinwire.engine.ports import Header
 
 
@@ -82,8 +83,9 @@ class Seat:
 class Membership:
     """Seats by worker number. Every method takes the time; what is to be done comes out as decisions."""
 
-    def __init__(self, workers: int, deadlines: Deadlines | None = None, helpers: int = 0) -> None:
+    def __init__(self, workers: int, deadlines: Deadlines | None = None, helpers: int = 0, group_size: int = 1) -> None:
         self.workers, self.helpers = workers, helpers
+        self.groups = Groups(workers, group_size)
         self.deadlines = deadlines or Deadlines()
         self.seats: dict[int, Seat] = {}
         self.generation = 0
@@ -105,7 +107,8 @@ class Membership:
         self.retired: set[tuple[int, int]] = set()
         """Workers and attempts that were done and left to make room."""
         self._changed_at: float | None = None
-        self.formed = False
+        self.formed = self.waits = False
+        """Whether a generation has formed; and whether none can, because who holds a part is in no whole group."""
         self._patience_s = self.deadlines.stall_s
 
     def join(self, header: Header, worker: int, now: float) -> list[Decision]:
@@ -140,6 +143,7 @@ class Membership:
             self._first_join = now if self._first_join is None else self._first_join
             self._last_join = self._last_move = now
         self._changed_at = now
+        self.waits = False  # until the generation that is now to form shows whether it still does
         return found
 
     def caught(self, worker: int) -> None:
@@ -148,7 +152,9 @@ class Membership:
 
     def _can_spare(self, seat: Seat) -> bool:
         """Whether the joint model would not go with it: nothing was agreed on yet, or somebody else holds it too."""
+        lane = self.groups.lane_of(seat.worker)
         others = [s for s in self.seats.values() if s is not seat and s.worker < self.workers]
+        others = [s for s in others if self.groups.lane_of(s.worker) == lane]
         return not self.formed or seat.blank or any(not s.blank for s in others)
 
     def lose(self, worker: int, attempt: int, reason: str, now: float) -> list[Decision]:
@@ -158,12 +164,19 @@ class Membership:
             return []
         del self.seats[worker]
         self._changed_at = self._last_move = now
-        return [Lost(worker, attempt, reason)]
+        self.groups.break_up(worker)
+        fellows = [self.seats[w] for w in self.groups.fellows(worker) if w in self.seats]
+        return [Lost(worker, attempt, reason), *(Send(s.worker, s.attempt, {"t": "stand"}) for s in fellows)]
+
+    def come_together(self, worker: int, meeting: int, now: float) -> None:
+        """A group that met so many times has fallen apart, though all may be here: it is to meet once more."""
+        if self.groups.break_up(worker, meeting):
+            self._changed_at = now
 
     def make_room(self, finished: set[int], lost: set[int], now: float) -> list[Decision]:
         """Ends a worker that is done, where one that never came, or was lost, may be waiting for its slot."""
         wait_s = self.deadlines.gather_s * (1 if self.unseen else 3)  # a lost one's successor may be on its way
-        waiting = bool(self.unseen or lost) and self.formed and not self.changing
+        waiting = bool(self.unseen or lost) and self.formed and not self.changing and self.groups.size == 1
         if not waiting or now - self._last_move < wait_s:
             return []
         done = [s for s in self.seats.values() if s.worker in finished and self._can_spare(s)]
@@ -180,7 +193,7 @@ class Membership:
 
     def room_for(self, finished: set[int], lost: set[int], now: float) -> bool:
         """Whether a worker that never came, or was lost, may still come, once all who are here are done."""
-        if not self.unseen and not lost:
+        if (not self.unseen and not lost) or self.groups.size > 1:
             return False
         waited = self._room_made is not None and now - self._room_made < self.deadlines.rejoin_s
         return waited or sum(not s.blank for s in self.seats.values() if s.worker in finished) > 1
@@ -281,8 +294,13 @@ class Membership:
         """Workers that have a seat; helpers do not count."""
         return {worker for worker in self.seats if worker < self.workers}
 
+    @property
+    def working(self) -> set[int]:
+        """Workers whose group is whole."""
+        return self.groups.whole(self.present)
+
     def _prepare(self, now: float) -> list[Decision]:
-        if not self.present:  # a helper alone waits, with what it holds
+        if not self.working:  # a helper alone waits, with what it holds, and so does a group that lacks somebody
             self._changed_at = self._changed_at if self.seats else None
             return []
         if not self.formed and self.missing():
@@ -299,14 +317,31 @@ class Membership:
     def _try_commit(self) -> list[Decision]:
         if self._changed_at is not None or any(s.prepared != self.generation for s in self.seats.values()):
             return []
-        reference = self._choose_reference()
-        if self.formed and not any(s.since for s in self.seats.values()):  # to go on from here would undo the run
-            return [Bereft(tuple(sorted(self.seats)))]
-        self.formed = True
-        self.members = tuple(sorted(self.seats))
+        here = [s for s in self.seats.values() if s.worker in self.working or s.worker >= self.workers]
+        if not here:
+            return []
+        lanes: dict[int, list[Seat]] = {}
+        for seat in here:
+            lanes.setdefault(self.groups.lane_of(seat.worker), []).append(seat)
+        bare = [number for number, lane in lanes.items() if not any(s.since for s in lane)]
+        if self.formed and bare:
+            held = {self.groups.lane_of(s.worker) for s in self.seats.values() if s.since}
+            self.waits = held.issuperset(bare)  # who holds it stands by, until its own group is whole
+            return [] if self.waits else [Bereft(tuple(sorted(self.seats)))]  # to go on would undo the run
+        self.formed, self.waits = True, False
+        self.members = tuple(sorted(s.worker for s in here))
+        self.groups.form(self.members)
+        found: list[Decision] = []
+        for number in sorted(lanes, reverse=True):
+            found += self._commit(lanes[number])
+        return found
+
+    def _commit(self, lane: list[Seat]) -> list[Decision]:
+        """Those who hold the same part, or all of them where nobody holds a part only, begin a generation."""
+        reference = _newest(lane)
         self.reference, self.landed = reference.worker, reference.landed
         members: dict[str, Any] = {}
-        for seat in self.seats.values():
+        for seat in lane:
             if seat is reference or self._equals(seat, reference):
                 seat.blank = False  # it holds the joint model without being handed it
             entry: dict[str, Any] = {"address": seat.address, "attempt": seat.attempt}
@@ -324,18 +359,12 @@ class Membership:
             "landed": reference.landed,
             "digest": reference.digest,
             "since": reference.since,
-            "more": {str(seat.worker): seat.more for seat in self.seats.values() if seat.more},
+            "more": {str(seat.worker): seat.more for seat in lane if seat.more},
             "rows": self.total_rows,
             "totals": {str(w): int(p.get("rows", 0)) for w, p in self.remembered.items()},
         }
-        return [Send(s.worker, s.attempt, dict(header)) for s in self.seats.values()]
-
-    def _choose_reference(self) -> Seat:
-        """Who holds the newest joint state; of those the lowest number.
-
-        A generation counts for more than rounds: who was left out of the newest may have landed as many in another way.
-        """
-        return min(self.seats.values(), key=lambda s: (s.fresh, -s.since, -s.landed, s.worker))
+        hellos = {worker: seat.hello for worker, seat in self.seats.items()}
+        return [Send(s.worker, s.attempt, header | self.groups.told(s.worker, hellos)) for s in lane]
 
     @staticmethod
     def _equals(seat: Seat, reference: Seat) -> bool:
@@ -345,3 +374,11 @@ class Membership:
         if seat.fresh:
             return reference.landed == 0 and seat.digest == reference.digest
         return seat.landed == reference.landed
+
+
+def _newest(lane: list[Seat]) -> Seat:
+    """Who holds the newest joint state; of those the lowest number.
+
+    A generation counts for more than rounds: who was left out of the newest may have landed as many in another way.
+    """
+    return min(lane, key=lambda s: (s.fresh, -s.since, -s.landed, s.worker))

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from thinwire import events
 from thinwire.engine.deadlines import Deadlines
+from thinwire.engine.membership import Seat
+from thinwire.engine.ports import Header
 from thinwire.engine.stopping import EarlyStopping, Target
+from thinwire.errors import DivergedError, LostWorkersError, ThinwireError, WorkerError
 
 
 @dataclass
@@ -20,6 +24,8 @@ class Policy:
     until: Target | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)
     min_workers: int = 1
+    group_size: int = 1
+    """Workers that one replica spans."""
 
 
 @dataclass
@@ -29,7 +35,8 @@ class Outcome:
     reason: str = ""
     stopped_early: bool = False
     interrupted: bool = False
-    result: bytes | None = None
+    results: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    """The trained model, by part of a replica, in chunks."""
     metrics: dict[str, float] = field(default_factory=dict)
     train_loss: float | None = None
     workers_lost: int = 0
@@ -47,6 +54,14 @@ class Outcome:
     checkpoint: str | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
 
+    def lack(self, workers: list[int]) -> None:
+        """Says why the run ended, if nothing else has; these workers' rows are not all done."""
+        if workers and not self.stopped_early:
+            self.unreplaced += len(workers)
+            lost = f"not all rows done: workers {workers} never came, or were lost and not replaced"
+            self.reason = self.reason or lost
+        self.reason = self.reason or "all rows done"
+
     def last_good(self) -> str:
         """Where to go on from after a loss that is not finite."""
         if self.checkpoint is None:
@@ -55,3 +70,20 @@ class Outcome:
             f". The last good checkpoint is {self.checkpoint}: resume from it with a smaller learning "
             "rate or gradient clipping."
         )
+
+
+def failure(seat: Seat, header: Header, outcome: Outcome) -> tuple[events.WorkerFailed, ThinwireError]:
+    """What went wrong in a worker, for the log and for the user."""
+    where = f"worker {seat.worker} on {seat.host} (pid {seat.pid}, attempt {seat.attempt})"
+    event = events.WorkerFailed(
+        worker=seat.worker,
+        attempt=seat.attempt,
+        host=seat.host,
+        error=str(header["error"]),
+        traceback=str(header["traceback"]),
+    )
+    if header.get("kind") == "DivergedError":
+        return event, DivergedError(f"{where}: {header['error']}{outcome.last_good()}")
+    if header.get("kind") == "LostWorkersError":
+        return event, LostWorkersError(f"{where}: {header['error']}; go on from the last checkpoint with resume")
+    return event, WorkerError(f"{where} failed: {header['error']}\n\n{header['traceback']}")

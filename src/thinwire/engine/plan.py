@@ -23,6 +23,7 @@ class WorkerPlan:
         keeps_best: whether the best joint model is kept for the end.
         codec: the exchange's own codec, for strategies that choose none.
         deadlines: how long it waits for anything.
+        group_size: workers that one replica spans.
     """
 
     worker: int
@@ -35,3 +36,4 @@ class WorkerPlan:
     keeps_best: bool = False
     codec: str = "float32"
     deadlines: Deadlines = field(default_factory=Deadlines)
+    group_size: int = 1

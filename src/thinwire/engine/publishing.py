@@ -66,12 +66,21 @@ class Publisher:
     # -- deciding (first worker) ------------------------------------------------------------------------------------
 
     def note(self, round: int) -> dict[str, Any]:
-        """What the first worker says in its note to a round."""
+        """What the first worker says in its note to a round; another says nothing."""
+        if not self._worker.lead:
+            return {}
+        return self._say(round, *self.decide())
+
+    def decide(self) -> tuple[bool, bool, bool]:
+        """Whether to evaluate, to save, and to stop."""
         evaluate, save = self._due()
         stop = self.asked_to_stop is not None and not self._announced_stop
         if stop:
             self._announced_stop = True
             evaluate, save = False, self._worker.plan.checkpoint_every is not None
+        return evaluate, save, stop
+
+    def _say(self, round: int, evaluate: bool, save: bool, stop: bool) -> dict[str, Any]:
         note, self._again = self._again, {}
         if evaluate or save or stop or note:
             note = (
@@ -85,7 +94,7 @@ class Publisher:
 
     def _due(self) -> tuple[bool, bool]:
         worker, plan = self._worker, self._worker.plan
-        worker.totals[plan.worker] = worker.meter.rows
+        worker.totals[plan.worker] = worker.rows_done
         epochs = sum(worker.totals.values()) // max(1, worker.total_rows)
         steps = worker.meter.steps
         new_epoch = epochs > self._epochs_done
@@ -171,9 +180,18 @@ class Publisher:
         if save is not None:
             worker.replica.check()
         own = worker_tree(worker) if save is not None else None
-        self._pending.append(_Publication(number, model, joint, save, own, evaluate))
+        if self._wanted(number):
+            self._pending.append(_Publication(number, model, joint, save, own, evaluate))
         self._average_buffers(f"buffers:{number}")
         self.resume()
+        self._await_verdict(number, evaluate)
+
+    def _wanted(self, number: int) -> bool:
+        return True
+
+    def _await_verdict(self, number: int, evaluate: bool) -> None:
+        """Under a barrier strategy a run goes the same way each time."""
+        worker = self._worker
         if worker.strategy.timing == "barrier" and evaluate:
             waiting = f"the verdict on evaluation {number}"
             worker.wait(lambda: number in worker.verdicts, waiting, worker.plan.deadlines.conclude_s)
@@ -246,7 +264,7 @@ class Publisher:
             }
             if worker.strategy.replicated:
                 joint["replica"] = worker.replica.shared()
-            trees["joint"] = joint
+            trees[self.joint_name] = joint
         steps = worker.meter.steps
 
         def write() -> None:
@@ -259,6 +277,10 @@ class Publisher:
 
         self._writes = [w for w in self._writes if not w.done() or w.result()]
         self._writes.append(self._io.submit(write))
+
+    part = 0
+    joint_name = "joint"
+    """The part of a checkpoint that the first worker writes."""
 
     def tree(self) -> dict[str, Any]:
         return {
@@ -279,7 +301,9 @@ class Publisher:
     def conclude(self) -> None:
         """The last publication: the final model is agreed on, evaluated, saved, and the first worker hands it back."""
         worker, plan = self._worker, self._worker.plan
-        worker.wait(lambda: not self._pending, "the last publications", plan.deadlines.conclude_s)
+        self._clear()
+        for parameter in worker.replica.parameters.tensors:
+            parameter.grad = None  # there may be no memory for it beside what is handed back
         model = self._final_model()
         if worker.strategy.ends_in_mean and not worker.alone:
             position = (worker.meter.position[0] + 1, 0)
@@ -306,10 +330,15 @@ class Publisher:
         self._io.shutdown()
         self._hand_back(self.best if self.best is not None else worker.replica.state_of(model, buffers))
 
+    def _clear(self) -> None:
+        """Sees what was announced through."""
+        patience_s = self._worker.plan.deadlines.conclude_s
+        self._worker.wait(lambda: not self._pending, "the last publications", patience_s)
+
     def _final_model(self) -> Tensor:
         worker = self._worker
-        if worker.alone:
-            model = self._vector()
+        if worker.alone:  # no step follows, so that it need not be copied: there may be no memory for two
+            model: Tensor = worker.replica.vector.detach().cpu()
             worker.joint.set_model(model)
             return model
         if worker.strategy.timing == "async":
@@ -346,15 +375,19 @@ class Publisher:
         while "done" not in worker.told:
             if worker.lead and not sent:
                 sent = True
-                data = worker.exchange.encode(state)
-                count = max(1, -(-len(data) // RESULT_CHUNK_BYTES))
-                for index in range(count):
-                    piece = data[index * RESULT_CHUNK_BYTES : (index + 1) * RESULT_CHUNK_BYTES]
-                    header = {"t": "result", "a": worker.plan.attempt, "i": index, "n": count}
-                    worker.exchange.report(header, memoryview(piece))
+                chunks = worker.replica.pieces_of(state)  # one by one: all of it at once takes its memory several times
+                for number, chunk in enumerate(chunks):
+                    self._report(memoryview(worker.exchange.encode(chunk)), number, len(chunks))
             lead = worker.lead
             worker.wait(
                 lambda was=lead: "done" in worker.told or worker.lead != was,  # type: ignore[misc]
                 "the run to end",
                 worker.plan.deadlines.conclude_s,
             )
+
+    def _report(self, data: memoryview, chunk: int, chunks: int) -> None:
+        count = max(1, -(-len(data) // RESULT_CHUNK_BYTES))
+        for index in range(count):
+            piece = data[index * RESULT_CHUNK_BYTES : (index + 1) * RESULT_CHUNK_BYTES]
+            header = {"t": "result", "a": self._worker.plan.attempt, "part": self.part, "i": index, "n": count}
+            self._worker.exchange.report(header | {"chunk": chunk, "chunks": chunks}, piece)

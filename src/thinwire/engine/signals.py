@@ -19,6 +19,10 @@ class LeftError(Exception):
         """Whether its work is done; otherwise another has taken its place."""
 
 
+class GroupBrokenError(Exception):
+    """A worker of this one's group is gone, and what they did together with it."""
+
+
 class CutOffError(Exception):
     """The coordinator can no longer be heard."""
 
@@ -41,6 +45,8 @@ class Formed(NamedTuple):
     """Rows done by every worker of the run as the coordinator knows them."""
     total_rows: int
     """Training rows over all workers, which make an epoch of the run."""
+    group: dict[str, Any]
+    """How often this worker's group has come together, and where it meets; nothing where it has none."""
 
 
 class Landed(NamedTuple):

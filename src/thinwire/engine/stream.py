@@ -49,6 +49,10 @@ class Stream:
         if self._replica.spec.clip_norm is not None:
             self._replica.clip()
             self._replica.parameters.gather_gradients(self.values)
+        for index, tensor in enumerate(self._replica.parameters.tensors):
+            if index not in self._seen and tensor.grad is not None:  # made, but not by autograd
+                offset = self._replica.parameters.offsets[index]
+                self.values[offset : offset + tensor.numel()].view(tensor.shape).copy_(tensor.grad)
         rest = [key for key, missing in enumerate(self._missing) if missing or not self._parts[key]]
         if self._feed is not None and rest:
             self._feed(rest)
@@ -94,3 +98,19 @@ class Served:
         worker.replica.advance()
         worker.pace.launched()
         worker.await_round(worker.exchange.next_round - worker.strategy.in_flight)
+
+
+def average_gradient(worker: Worker, rows: int) -> bool:
+    """Puts the workers' mean in the gradient's place; False when a peer's state, this step done, came instead."""
+    round, fragment = worker.exchange.claim()
+    replica = worker.replica
+    gradient = torch.zeros_like(replica.vector)  # the padding between parameters counts in every block's scale
+    replica.parameters.gather_gradients(gradient)
+    share = Share(round, 1, rows, worker.lead)
+    worker.send_off(round, fragment, Snapshot(gradient, gradient.cpu()), worker.strategy.weight(share))
+    worker.await_round(round)
+    if worker.mean_gradient is None:
+        return False
+    replica.parameters.scatter_gradients(worker.mean_gradient.to(replica.vector.device))
+    worker.mean_gradient = None
+    return True

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from thinwire.engine.handover import Handover
 from thinwire.engine.joint import JointState
+from thinwire.engine.landing import take_over
 from thinwire.engine.odometer import Odometer
 from thinwire.engine.pace import Pace
 from thinwire.engine.plan import WorkerPlan
@@ -37,7 +38,7 @@ from thinwire.engine.signals import (
 )
 from thinwire.engine.snapshot import Snapshot
 from thinwire.engine.spares import Spares
-from thinwire.engine.stream import Served
+from thinwire.engine.stream import Served, average_gradient
 from thinwire.engine.tuner import Tuner
 from thinwire.errors import TimedOutError
 from thinwire.parameters import Fragment
@@ -48,6 +49,8 @@ REPORT_S = 0.25
 
 class Worker:
     """Runs one worker from joining to the end of the run."""
+
+    publishes: type[Publisher] = Publisher
 
     def __init__(
         self,
@@ -70,13 +73,13 @@ class Worker:
         self.averaged: dict[str, Averaged] = {}
         self.verdicts: dict[int, dict[str, Any]] = {}
         self.told: set[str] = set()
-        self.publisher = Publisher(self, save_part)
-        self._gradients = self.strategy.subject == "gradients"
-        self._served = Served(self) if self._gradients and self.strategy.timing == "async" else None
+        self.publisher = self.publishes(self, save_part)
+        self.gradients = self.strategy.subject == "gradients"
+        self.served = Served(self) if self.gradients and self.strategy.timing == "async" else None
         self._barrier, self._async = self.strategy.timing == "barrier", self.strategy.timing == "async"
         self._snapshots: dict[int, tuple[Fragment, Snapshot | None]] = {}
-        self._spares = Spares(self.strategy.in_flight + 1)
-        self._mean_gradient: Tensor | None = None
+        self.spares = Spares(self.strategy.in_flight + 1)
+        self.mean_gradient: Tensor | None = None
         self.shares: dict[Fragment, tuple[int, int]] = {}
         self.pace = Pace(self.meter)
         self._needs_state = False
@@ -92,16 +95,27 @@ class Worker:
         """Whether there is nobody to exchange with: the replica is the joint model then."""
         return len(self.members) < 2
 
+    @property
+    def _new(self) -> bool:
+        return not (self.loaded or self._stepped)
+
     # -- the run ----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Trains until the shard's epochs are done or the run is stopped, then sees the run to its end."""
         self.exchange.start(self.replica.parameters.digest())
+        self._begin()
+        self._train()
+        self._finish()
+
+    def _begin(self) -> None:
         self.wait(
             lambda: bool(self.members) and not self._needs_state, "a generation to form", self.plan.deadlines.join_s
         )
         if not self.loaded:
             self.pace.start(self.meter.steps)
+
+    def _train(self) -> None:
         if self._goes_on():
             self._consider_round()
         for batch in self.batches.training(self.meter.position, self.plan.epochs):
@@ -110,7 +124,6 @@ class Worker:
             if not self._goes_on():
                 break
             self._step(batch)
-        self._finish()
 
     def _goes_on(self) -> bool:
         limit = self.plan.steps
@@ -126,8 +139,8 @@ class Worker:
                 self.state.before_step(x, self.joint.cycle())
             if not self._barrier:
                 self._consider_round()
-        if together and self._served:
-            self._served.begin(batch.num_rows)
+        if together and self.served:
+            self.served.begin(self._rows_of(batch))
         loss = self.replica.gradient(batch)
         if together:
             with torch.no_grad():
@@ -135,12 +148,20 @@ class Worker:
                 if term is not None:
                     self.replica.parameters.add_to_gradients(term)
                 self._take_snapshots()
-        if together and self._served:
-            self._served.end()
-        elif not (together and self._gradients) or self._average_gradient(batch.num_rows):
+        if together and self.served:
+            self.served.end()
+        elif not (together and self.gradients) or average_gradient(self, self._rows_of(batch)):
             self.replica.update()
         self.adopted = max(self.adopted, self.landed)
         self.pace.step(loss)
+        self._book(begun, batch, loss)
+        if self._barrier or self.alone:
+            self._consider_round()
+
+    def _rows_of(self, batch: Any) -> int:
+        return int(batch.num_rows)  # that a gradient is of
+
+    def _book(self, begun: float, batch: Any, loss: float) -> None:
         position = batch.position
         following = (position[0], position[1] + 1)
         ended = following[1] >= self.batches.batches_per_epoch
@@ -151,8 +172,6 @@ class Worker:
             self._end_epoch(position[0])
         if now - self._reported > REPORT_S:
             self._report(now)
-        if self._barrier or self.alone:
-            self._consider_round()
 
     def _end_epoch(self, epoch: int) -> None:
         rows, loss = self.meter.end_epoch()
@@ -177,7 +196,7 @@ class Worker:
         if self.alone:
             self.publisher.publish_alone()
             return
-        if self._gradients:
+        if self.gradients:
             self.publisher.publish_deferred()
             return
         behind = self.exchange.next_round >= self.adopted + self.strategy.in_flight
@@ -189,11 +208,11 @@ class Worker:
     def _launch(self, values: Tensor) -> None:
         round, fragment = self.exchange.claim()
         steps, rows = self.shares.get(fragment, (0, 0))
-        share = Share(round, self.meter.steps - steps, self.meter.rows - rows, self.lead)
-        self.shares[fragment] = (self.meter.steps, self.meter.rows)
+        share = Share(round, self.meter.steps - steps, self.rows_done - rows, self.lead)
+        self.shares[fragment] = (self.meter.steps, self.rows_done)
         worked = share.steps > 0
         began = time.perf_counter()
-        snapshot = Snapshot(fragment.of(values).detach(), self._spares.take(fragment.size)) if worked else None
+        snapshot = Snapshot(fragment.of(values).detach(), self.spares.take(fragment.size)) if worked else None
         if snapshot is not None and (self._barrier or values.device.type != "cpu"):
             snapshot.take()
         self.meter.handled(time.perf_counter() - began, fragment.size / self.joint.size)
@@ -202,25 +221,11 @@ class Worker:
         if self._barrier:
             self.await_round(round)
 
-    def _average_gradient(self, rows: int) -> bool:
-        """Puts the workers' mean in the gradient's place; False when a peer's state, this step done, came instead."""
-        round, fragment = self.exchange.claim()
-        gradient = torch.zeros_like(self.replica.vector)  # the padding between parameters counts in every block's scale
-        self.replica.parameters.gather_gradients(gradient)
-        share = Share(round, 1, rows, self.lead)
-        self.send_off(round, fragment, Snapshot(gradient, gradient.cpu()), self.strategy.weight(share))
-        self.await_round(round)
-        if self._mean_gradient is None:
-            return False
-        self.replica.parameters.scatter_gradients(self._mean_gradient.to(self.replica.vector.device))
-        self._mean_gradient = None
-        return True
-
     def send_off(self, round: int, fragment: Fragment, snapshot: Snapshot | None, weight: float, **more: Any) -> None:
         self._snapshots[round] = (fragment, snapshot)
-        note = self._account() | more
+        note = self._account() | more | self.publisher.note(round)
         if self.lead:
-            note |= self.publisher.note(round) | self._tuner.note(round)
+            note |= self._tuner.note(round)
         self.exchange.launch(round, fragment, snapshot, weight, note)
 
     def _take_snapshots(self) -> None:
@@ -230,7 +235,11 @@ class Worker:
                 snapshot.take()
 
     def _account(self) -> dict[str, Any]:
-        return {"rows": self.meter.rows}
+        return {"rows": self.rows_done}
+
+    @property
+    def rows_done(self) -> int:
+        return self.meter.rows
 
     def await_round(self, round: int) -> None:
         began = time.perf_counter()
@@ -255,7 +264,10 @@ class Worker:
         for signal in self.exchange.signals(timeout_s):
             self._take(signal)
         if not self._needs_state:
-            self._handover.give(self.adopted)
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        self._handover.give(self.adopted)
 
     def _take(self, signal: Signal) -> None:
         if isinstance(signal, Landed):
@@ -285,27 +297,10 @@ class Worker:
         if base is None and snapshot is not None:
             base = snapshot.take()
         self._tuner.see(landed)
-        if self._served:
-            with torch.no_grad():
-                fragment.of(self.replica.vector).copy_(landed.reply)
-        elif self._gradients:
-            self._mean_gradient = landed.reply
-            if snapshot is None:  # the rows here are done, the others' are not: their steps are taken here too
-                self.replica.parameters.scatter_gradients(landed.reply.to(self.replica.vector.device))
-                self._mean_gradient = None
-                self.replica.update()
-        elif base is not None:
-            began = time.perf_counter()
-            with torch.no_grad():
-                self.state.adopt(fragment, self.replica.vector, base, landed.reply)
-            self.meter.handled(time.perf_counter() - began, fragment.size / self.joint.size)
-            if (
-                landed.snapshot is None and self.joint.state
-            ):  # a stateless strategy may have contributed the snapshot itself
-                self._spares.give(base)
+        take_over(self, landed, fragment, snapshot, base)
         for worker, note in landed.notes.items():
             self.totals[worker] = max(self.totals.get(worker, 0), int(note.get("rows", 0)))
-        mid_step = self._mean_gradient is not None
+        mid_step = self.mean_gradient is not None
         if not mid_step:
             self.adopted = self.landed
         self.publisher.see(landed, mid_step=mid_step)
@@ -348,7 +343,7 @@ class Worker:
         over = [self._snapshots.pop(r) for r in sorted(self._snapshots) if r < landed]
         self._needs_state = False
         self.landed = self.adopted = landed
-        self._handover.take(caught, over, newcomer=not (self.loaded or self._stepped))
+        self._handover.take(caught, over, newcomer=self._new)
 
     def _hear(self, header: dict[str, Any]) -> None:
         kind = header["t"]
@@ -377,18 +372,20 @@ class Worker:
         self.wait(lambda: not self._snapshots, "its last rounds", self.plan.deadlines.round_s)
         self._contribute_the_rest()
         self._account_for()
-        self.exchange.follow(True)
+        self.exchange.follow(math.inf)
         self._finished = True
         self.say("finished")
-        patience_s = self.plan.deadlines.finish_s if self.batches.num_rows else math.inf  # it began with the run
-        self.wait(lambda: "conclude" in self.told, "the other workers to finish", patience_s)
+        self._await_others(self.plan.deadlines.finish_s if self.batches.num_rows else math.inf)
         self.publisher.conclude()
         self._account_for()
         self.say("bye")
 
+    def _await_others(self, patience_s: float) -> None:
+        self.wait(lambda: "conclude" in self.told, "the other workers to finish", patience_s)
+
     def _contribute_the_rest(self) -> None:
         """Steps made since the last round would be lost: each fragment gets one more, unless rounds never pause."""
-        paused = (self._async or self._barrier) and not self._gradients
+        paused = (self._async or self._barrier) and not self.gradients
         if paused and not self.alone and self.meter.steps > self.pace.steps:
             for _ in range(self.joint.cuts.newest.count):
                 self._launch(self.replica.vector)

@@ -39,10 +39,8 @@ from thinwire.rules.compression import codec, warm_up
 
 REFUSED = (ArithmeticError, AttributeError, LookupError, RuntimeError, ThinwireError, TypeError, ValueError)
 """What taking in a peer's message may raise when it does not fit."""
-MOST_LOGGED, BEAT_S, REJOIN_S = 8, 0.5, 3.0
-TICK_S = 0.05
-"""How often a round is looked at that may have to end without all; otherwise this thread only wakes for messages."""
-
+MOST_LOGGED, BEAT_S, REJOIN_S, TICK_S = 8, 0.5, 3.0, 0.05
+"""TICK_S is how often a round is looked at that may have to end without all; else only messages wake this thread."""
 
 _log = logging.getLogger("thinwire.exchange")
 
@@ -81,13 +79,13 @@ class Member(ABC):
         self._held: deque[Launch] = deque()
         self._fresh, self._needs_state, self._since = fresh, False, 0  # since: the newest generation it shared in
         self._frozen = True
-        self.following = False
-        """Whether this worker's own rows are done: it serves the others, and contributes nothing more."""
+        self.follows_until: float = 0
+        """Rounds before this are others': it serves them and contributes nothing. All, when its own rows are done."""
         self.digest = ""
         self.progress: dict[str, Any] = {}
         """What the next heartbeat says."""
         self._last_beat = self._heard = self._joined_at = time.monotonic()
-        self.bytes_sent = 0
+        self.bytes_sent = self.aside_bytes = 0
 
     def _make_rounds(self) -> Rounds:
         strategy, longest = self._joint.strategy, self._joint.size + (1 << 24)  # means of buffers may be longer
@@ -151,19 +149,16 @@ class Member(ABC):
         self._joint.load(tree["joint"])
 
     def _loaded(self) -> None:
-        """The joint state has come."""
         return
 
     def _caught(self) -> None:
         return  # the main thread has been told of it
 
     def _asked(self, peer: int) -> None:
-        """A peer needs the joint state, from the main thread."""
-        self.signals.put(Asked(peer))
+        self.signals.put(Asked(peer))  # a peer needs the joint state, from the main thread
 
     def _receive(self, message: Message) -> None:
-        """Takes in a peer's message of another kind than this class knows."""
-        return
+        return  # takes in a peer's message of another kind than this class knows
 
     def _waiting_for(self) -> dict[str, list[int]]:
         """What is under way, and whom each waits for."""
@@ -175,9 +170,13 @@ class Member(ABC):
         self._rounds.tick()
         self._take_up_completed()
 
-    def follow(self, following: bool) -> None:
-        """This worker's own rows are done, or no longer."""
-        self.following = following
+    def follow(self, until: float) -> None:
+        """Takes part in rounds before this one with nothing to contribute."""
+        self.follows_until = until
+
+    def estrange(self) -> None:
+        """What the main thread has is no longer what the joint state says: it has to be given it anew."""
+        self._fresh = True
 
     # -- for any thread ---------------------------------------------------------------------------------------------
 
@@ -212,8 +211,7 @@ class Member(ABC):
         self.beat()
 
     def close(self) -> None:
-        """Lets go of what it holds beside the link."""
-        return
+        return  # lets go of what it holds beside the link
 
     def turn(self) -> None:
         """One round of messages, commands, rounds and beats."""
@@ -248,7 +246,8 @@ class Member(ABC):
 
     def beat(self) -> None:
         self._last_beat = time.monotonic()
-        header: Header = {"t": "beat", "a": self._seat.attempt, "landed": self._joint.landed, "bytes": self.bytes_sent}
+        sent = self.bytes_sent + self.aside_bytes
+        header: Header = {"t": "beat", "a": self._seat.attempt, "landed": self._joint.landed, "bytes": sent}
         header |= {"waiting": self._waiting_for(), "progress": self.progress}
         header["refused"] = self._rounds.refused + getattr(self._link, "refused", 0)
         self._link.send(COORDINATOR, header)
@@ -313,6 +312,7 @@ class Member(ABC):
                 first_loss=mine.get("first_loss"),
                 totals={int(k): int(v) for k, v in header["totals"].items()},
                 total_rows=int(header["rows"]),
+                group=header.get("group", {}),
             )
         )
         self._go_on(header, given_up)

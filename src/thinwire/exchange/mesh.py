@@ -122,12 +122,12 @@ class Mesh(Member):
                 follow = self._passes_over(key)
             else:
                 behind = self._resend and round != trains[-1]  # a quorum went on without this worker
-                follow = self._needs_state or self.following or behind
+                follow = self._needs_state or round < self.follows_until or behind
             if not follow:
                 continue
             with self._numbering:
                 if round is not None:
-                    if round < self._next_round and not self.following and not self._needs_state:
+                    if self.follows_until <= round < self._next_round and not self._needs_state:
                         continue  # claimed by the main thread: its snapshot is on the way
                     self._next_round = max(self._next_round, round + 1)
             self._rounds.launch(Launch(key, fragment, name, None, 0.0, self._note()))

@@ -110,9 +110,13 @@ class Peer:
         """Tells the first worker how far this one is, or what it wants to publish, outside of a round."""
         self.member.command(lambda: self.member.announce(note))
 
-    def follow(self, following: bool) -> None:
-        """Takes part in rounds without contributing, from now on or no longer."""
-        self.member.command(lambda: self.member.follow(following))
+    def follow(self, until: float) -> None:
+        """Takes part in rounds before this one without contributing."""
+        self.member.command(lambda: self.member.follow(until))
+
+    def estrange(self) -> None:
+        """What the replica has is not what the joint state says: it has to be handed over anew."""
+        self.member.command(self.member.estrange)
 
     def donate(self, peer: int, tree: dict[str, Any]) -> None:
         """Sends the joint state to a peer that asked."""
@@ -126,6 +130,10 @@ class Peer:
     def report(self, header: Header, payload: memoryview | None = None) -> None:
         """Tells the coordinator something."""
         self.member.command(lambda: self._link.send(COORDINATOR, header, payload))
+
+    def sent_aside(self, size_bytes: int) -> None:
+        """What this worker has sent beside the exchange, in all."""
+        self.member.aside_bytes = size_bytes
 
     def progress(self, values: dict[str, Any]) -> None:
         """What the next heartbeat says."""

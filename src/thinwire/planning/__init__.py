@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from thinwire.planning.graph import Graph, Layer, graph_of
-from thinwire.planning.planner import Machine, Placed, Plan, plan
+from thinwire.planning.graph import Graph, Layer, graph_of, graph_on
+from thinwire.planning.planner import Machine, Placed, Plan, plan, pure
+from thinwire.planning.profile import profiled
 
-__all__ = ["Graph", "Layer", "Machine", "Placed", "Plan", "graph_of", "plan"]
+__all__ = ["Graph", "Layer", "Machine", "Placed", "Plan", "graph_of", "graph_on", "plan", "profiled", "pure"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 import operator
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -17,16 +19,32 @@ Kind = Literal["input", "split", "channels", "rows"]
 """How a layer may lie on a group: "split" has parameters that can be shared out by outputs or inputs, "channels" works
 on each feature or channel alone, "rows" needs all features of a row, or has parameters that cannot be shared out."""
 
-_SPLIT = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
-_CHANNELS = (
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)
+_EACH = (
     nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.Hardtanh, nn.Identity,
-    nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Flatten,
-    nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d,
-    nn.AdaptiveMaxPool2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.ZeroPad2d,
+    nn.Dropout,
 )  # fmt: skip
-_ALIKE = {operator.add, operator.iadd, operator.mul, torch.add, torch.mul, torch.relu, torch.flatten, torch.tanh}
-_ALIKE |= {torch.sigmoid, nn.functional.relu, nn.functional.dropout, nn.functional.max_pool2d, nn.functional.avg_pool2d}
-_METHODS = {"flatten", "relu", "add", "mul", "tanh", "sigmoid", "contiguous"}
+"""What works on each number alone, whatever dimension features lie in."""
+_SECOND = (
+    nn.Dropout1d, nn.Dropout2d, nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d,
+    nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.ZeroPad2d,
+)  # fmt: skip
+"""What works on each channel alone, where channels are the second dimension."""
+_EACH_OF: set[Any] = {
+    operator.add,
+    operator.iadd,
+    operator.mul,
+    torch.add,
+    torch.mul,
+    torch.relu,
+    torch.tanh,
+    torch.sigmoid,
+}
+_EACH_OF |= {nn.functional.relu, nn.functional.dropout, nn.functional.gelu, "relu", "add", "mul", "tanh", "sigmoid"}
+_EACH_OF |= {"contiguous", torch.sigmoid}
+_SECOND_OF: set[Any] = {nn.functional.max_pool2d, nn.functional.avg_pool2d}
+_FLAT: set[Any] = {torch.flatten, "flatten"}
 
 
 @dataclass(frozen=True)
@@ -37,18 +55,37 @@ class Layer:
     what: str
     kind: Kind
     parameters: int = 0
-    features: int = 0
+    features: float = 0
     """Floats of its output."""
-    inputs: int = 0
+    inputs: float = 0
     """Floats of its input."""
     flops: float = 0.0
     """Of forward and backward together."""
-    outputs: int = 0
-    """Outputs or channels among which its parameters can be shared out."""
-    divisible: bool = True
-    """Whether its inputs can be shared out too: not those of grouped convolutions, nor an embedding's."""
+    outputs: int = 1
+    """Outputs or channels among which its parameters, or its work, can be shared out."""
+    units_in: int = 1
+    """Units of its input among which the parameters of a "split" layer can be shared out too; 0 where they cannot."""
+    whole: int = 0
+    """Parameters that each worker has all of, however the layer is placed."""
+    gathered: tuple[float, int] = (0.0, 0)
+    """Where outputs are shared out: floats that come from the other workers while it runs, in how many gathers."""
     seconds: float | None = None
     """Forward and backward, where they were measured."""
+    shared_seconds: float | None = None
+    """The same of a worker that has its share of the outputs, for a row of the whole group."""
+    node: str = ""
+    """Its node in the traced network."""
+    batch_dim: int = 0
+    feature_dim: int | None = None
+    """The dimension of its output in which features, or channels, are counted."""
+    wanted_dim: int | None = None
+    """The dimension of its input in which it counts them."""
+    width: int = 0
+    """Its output's size in that dimension."""
+    grain: int = 1
+    """How many neighbours in that dimension belong to one unit: flattened channels stay together."""
+    pinned: bool = False
+    """Whether its output must lie by rows, because the program looks at its shape."""
 
 
 @dataclass
@@ -57,13 +94,18 @@ class Graph:
 
     layers: list[Layer] = field(default_factory=list)
     edges: list[tuple[int, int]] = field(default_factory=list)
+    traced: fx.GraphModule | None = None
+    places: dict[str, int] = field(default_factory=dict)
+    """By node of the traced network, the layer that its value is the output of."""
+    sorts: dict[str, tuple[tuple[int, ...], torch.dtype]] = field(default_factory=dict)
+    """By node, shape and type of its value, for the rows that were imagined."""
 
     @property
     def parameters(self) -> int:
         return sum(layer.parameters for layer in self.layers)
 
     @property
-    def features(self) -> int:
+    def features(self) -> float:
         return sum(layer.features for layer in self.layers)
 
 
@@ -76,49 +118,97 @@ def graph_of(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = tor
         dtype: of its input.
         rows: how many of them are imagined.
     """
+    return graph_on(module, [torch.empty(rows, *shape, dtype=dtype, device="meta")])
+
+
+def traced_of(module: nn.Module) -> fx.GraphModule:
+    """A network as torch.fx reads it."""
     try:
-        traced = fx.symbolic_trace(module)
+        return fx.symbolic_trace(module)
     except Exception as error:
         raise ConfigError(
             f"the layers of {type(module).__name__} could not be read ({type(error).__name__}: {error}); a plan needs "
             "a network that torch.fx can trace, without branches on values"
         ) from error
-    traced = copy.deepcopy(traced).to("meta") if not _is_meta(traced) else traced
-    walker = _Walker(traced, rows)
+
+
+def graph_on(module: nn.Module, examples: Sequence[Tensor]) -> Graph:
+    """A network's layers, for inputs such as these, of which only shapes and types are looked at."""
+    traced = traced_of(module)
+    for node in list(traced.graph.nodes):
+        if node.target is operator.getitem and not node.users:  # what was unpacked, and is not used
+            traced.graph.erase_node(node)
+    empty = copy.deepcopy(traced).to("meta") if not _is_meta(traced) else traced
+    rows = examples[0].shape[0]
     try:
-        walker.run(torch.empty(rows, *shape, dtype=dtype, device="meta"))
+        more = [torch.empty(rows + 1, *x.shape[1:], dtype=x.dtype, device="meta") for x in examples]
+        other = _Shapes(empty)
+        other.run(*more)
+        walker = _Walker(empty, rows, other.shapes)
+        walker.run(*(x.to("meta") for x in examples))
     except Exception as error:
+        shapes = ", ".join(str(tuple(x.shape[1:])) for x in examples)
         raise ConfigError(
-            f"{type(module).__name__} does not take rows of shape {shape}: {type(error).__name__}: {error}"
+            f"{type(module).__name__} does not take rows of shape {shapes}: {type(error).__name__}: {error}"
         ) from error
+    walker.seen.traced = traced
     return walker.seen
 
 
 def _is_meta(module: nn.Module) -> bool:
-    return all(p.device.type == "meta" for p in module.parameters())
+    return all(t.device.type == "meta" for t in (*module.parameters(), *module.buffers()))
+
+
+class _Shapes(fx.Interpreter):
+    """Runs a network on nothing, and keeps the shape of every value."""
+
+    def __init__(self, traced: fx.GraphModule) -> None:
+        super().__init__(traced)
+        self.shapes: dict[fx.Node, tuple[int, ...]] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        found = super().run_node(n)
+        first = found[0] if isinstance(found, tuple) else found
+        if isinstance(first, Tensor):
+            self.shapes[n] = tuple(first.shape)
+        return found
 
 
 class _Walker(fx.Interpreter):
     """Runs a network on nothing, and writes down what each layer does."""
 
-    def __init__(self, traced: fx.GraphModule, rows: int) -> None:
+    def __init__(self, traced: fx.GraphModule, rows: int, others: dict[fx.Node, tuple[int, ...]]) -> None:
         super().__init__(traced)
-        self._rows, self._place = rows, dict[fx.Node, int]()
+        self._rows, self._others, self._place = rows, others, dict[fx.Node, int]()
+        self._uses = _uses(traced)
         self.seen = Graph()
 
     def run_node(self, n: fx.Node) -> Any:
         flops = 0
-        if n.op in ("call_function", "call_method") and n.target not in _ALIKE and n.target not in _METHODS:
+        if n.op in ("call_function", "call_method") and n.target not in _EACH_OF | _SECOND_OF | _FLAT:
             with FlopCounterMode(display=False) as counter:
                 found = super().run_node(n)
             flops = counter.get_total_flops()
         else:
             found = super().run_node(n)
-        if n.op in ("output", "get_attr") or not isinstance(found, Tensor):
-            return found
+        main = found[0] if isinstance(found, tuple) and n.op == "call_module" else found
+        if isinstance(found, Tensor):
+            self.seen.sorts[n.name] = tuple(found.shape), found.dtype
         sources = sorted({place for node in n.all_input_nodes if (place := self._of(node)) is not None})
-        layer = self._layer(n, found, sources, flops)
-        self._place[n] = len(self.seen.layers)
+        first = n.args[0] if n.target is operator.getitem else None
+        if isinstance(first, fx.Node) and first.op == "call_module" and n.args[1] == 0 and isinstance(main, Tensor):
+            self._place[n] = self.seen.places[n.name] = sources[0]  # the first of what a recurrent layer gives
+            return found
+        if n.op == "get_attr" or not (isinstance(main, Tensor) or n.op == "output"):
+            if not isinstance(found, tuple):
+                for source in sources:
+                    self.seen.layers[source] = replace(self.seen.layers[source], pinned=True)
+            return found
+        if n.op == "output":
+            layer = Layer("output", "output", "rows", node=n.name)
+        else:
+            layer = self._layer(n, main, sources, flops)
+        self._place[n] = self.seen.places[n.name] = len(self.seen.layers)
         self.seen.layers.append(layer)
         self.seen.edges += [(source, self._place[n]) for source in sources]
         return found
@@ -131,48 +221,155 @@ class _Walker(fx.Interpreter):
         return max(places) if places else None
 
     def _layer(self, n: fx.Node, found: Tensor, sources: list[int], flops: float) -> Layer:
-        features = found.numel() // self._rows
-        inputs = sum(self.seen.layers[source].features for source in sources)
+        features = found.numel() / self._rows * found.element_size() / 4
+        before = [self.seen.layers[source] for source in sources]
+        moves = [d for d, (a, b) in enumerate(zip(found.shape, self._others[n], strict=True)) if a != b]
+        layer = Layer(
+            name=n.name,
+            what="input",
+            kind="input",
+            features=features,
+            inputs=sum(each.features for each in before),
+            node=n.name,
+            batch_dim=moves[0] if moves else 0,
+            feature_dim=1 if found.dim() > 1 else None,
+            width=found.shape[1] if found.dim() > 1 else 0,
+        )
         if n.op == "placeholder":
-            return Layer(n.name, "input", "input", features=features)
+            return layer
         module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
-        what = type(module).__name__ if module is not None else getattr(n.target, "__name__", str(n.target))
-        own = 0 if module is None else sum(p.numel() for p in module.parameters())
-        own += sum(self.fetch_attr(str(a.target)).numel() for a in n.all_input_nodes if a.op == "get_attr")
-        forward = flops / self._rows or _flops(module, features) or features
-        work = 3 * forward  # backward takes about twice as long
-        name = str(n.target) if module is not None else n.name
-        whole = getattr(module, "groups", 1) == 1 and not isinstance(module, nn.Embedding)
-        return Layer(name, what, _kind(n, module), own, features, inputs, work, _outputs(module), whole)
+        own = [] if module is None else list(module.parameters())
+        own += [p for a in n.all_input_nodes if a.op == "get_attr" and isinstance(p := self._attr(a), nn.Parameter)]
+        forward = flops / self._rows or _flops(module, found, self._rows) or features
+        layer = replace(
+            layer,
+            name=str(n.target) if module is not None else n.name,
+            what=type(module).__name__ if module is not None else getattr(n.target, "__name__", str(n.target)),
+            kind="rows",
+            parameters=sum(p.numel() for p in own if self._uses[p][0] == n),
+            flops=3 * forward,  # backward takes about twice as long
+            feature_dim=None,
+        )
+        shared = any(len(self._uses[p]) > 1 for p in own)  # each use would have to lie the same way
+        if _in_place(n, module) and any(len(a.users) > 1 for a in n.all_input_nodes):
+            for place in sources:  # whoever else reads what it writes must see it: nothing may be moved before it
+                self.seen.layers[place] = replace(self.seen.layers[place], pinned=True)
+            return layer
+        if shared or not moves or len(moves) > 1:
+            return layer
+        if module is not None:
+            layer = _split(layer, n, module, found, before)
+        return layer if layer.kind == "split" else _alike(layer, n, module, found, before)
+
+    def _attr(self, node: fx.Node) -> Any:
+        return self.fetch_attr(str(node.target))
 
 
-def _kind(n: fx.Node, module: nn.Module | None) -> Kind:
-    if isinstance(module, _SPLIT):
-        return "split"
-    if isinstance(module, _CHANNELS):
-        return "channels"
-    if module is None and n.op == "call_function":
-        joins = n.target is torch.cat and (n.kwargs.get("dim", n.args[1] if len(n.args) > 1 else 0)) == 1
-        return "channels" if n.target in _ALIKE or joins else "rows"
-    if module is None and n.op == "call_method":
-        return "channels" if n.target in _METHODS else "rows"
-    return "rows"
+def _uses(traced: fx.GraphModule) -> dict[nn.Parameter, list[fx.Node]]:
+    """By parameter, the nodes that use it."""
+    found: dict[nn.Parameter, list[fx.Node]] = {}
+    modules = dict(traced.named_modules())
+    for node in traced.graph.nodes:
+        if node.op == "call_module":
+            for parameter in modules[str(node.target)].parameters():
+                found.setdefault(parameter, []).append(node)
+        elif node.op == "get_attr":
+            value = operator.attrgetter(str(node.target))(traced)
+            if isinstance(value, nn.Parameter):
+                found.setdefault(value, []).extend(node.users)
+    return found
 
 
-def _flops(module: nn.Module | None, features: int) -> float:
+def _split(layer: Layer, n: fx.Node, module: nn.Module, found: Tensor, before: Sequence[Layer]) -> Layer:
+    """A layer whose parameters can be shared out; as it was where they cannot."""
+    last = found.dim() - 1
+    source = before[0] if len(before) == 1 else None
+    if isinstance(module, nn.Linear):
+        outputs, dim, wide = module.out_features, last, module.in_features
+        bias = 0 if module.bias is None else outputs
+    elif isinstance(module, CONVOLUTIONS) and module.groups == 1:
+        outputs, dim, wide = module.out_channels, 1, module.in_channels
+        bias = 0 if module.bias is None else outputs
+    elif isinstance(module, nn.Embedding) and module.max_norm is None and not module.sparse:
+        return replace(layer, kind="split", outputs=module.embedding_dim, feature_dim=last, width=found.shape[last],
+                       units_in=0)  # fmt: skip
+    elif isinstance(module, RECURRENT) and not module.proj_size and found.dim() == 3:
+        hidden, outputs_only = module.hidden_size, all(u.args[1:] == (0,) for u in n.users)
+        if module.bidirectional or not outputs_only or len(n.args) > 1:  # the last states lie in another way
+            return layer
+        if module.dropout and module.num_layers > 1:  # all would have to draw the same
+            return layer
+        long = found.shape[1 - layer.batch_dim]
+        count = long * module.num_layers - 1
+        return replace(layer, kind="split", outputs=hidden, feature_dim=last, width=hidden, units_in=0,
+                       gathered=(float(count * hidden), count))  # fmt: skip
+    else:
+        return layer
+    alike = source is not None and source.feature_dim == dim and source.width == wide
+    units = wide // source.grain if alike and source is not None else wide
+    return replace(layer, kind="split", outputs=outputs, feature_dim=dim, wanted_dim=dim, width=outputs,
+                   units_in=units, whole=bias)  # fmt: skip
+
+
+def _alike(layer: Layer, n: fx.Node, module: nn.Module | None, found: Tensor, before: Sequence[Layer]) -> Layer:
+    """A layer that works on each feature or channel alone, of inputs that lie alike; as it was where it does not."""
+    if not before or any(s.feature_dim is None or s.batch_dim != before[0].batch_dim for s in before):
+        return layer
+    source, what = before[0], n.target if module is None else None
+    dim: int | None = source.feature_dim
+    assert dim is not None
+    if any((s.feature_dim, s.width, s.grain) != (dim, source.width, source.grain) for s in before):
+        return layer
+    grain = source.grain
+    plain = n.op != "get_attr" and not any(a.op == "get_attr" for a in n.all_input_nodes)
+    if isinstance(module, _EACH) or (plain and what in _EACH_OF):
+        fits = dim < found.dim() and found.shape[dim] == source.width
+    elif isinstance(module, _SECOND) or (plain and what in _SECOND_OF):
+        fits = dim == 1 and source.batch_dim == 0 and found.dim() in _ranks(module)
+        fits = fits and found.shape[1] == source.width and not getattr(module, "return_indices", False)
+    elif isinstance(module, nn.Flatten) or (plain and what in _FLAT):
+        begins = module.start_dim if isinstance(module, nn.Flatten) else _argument(n, 1, "start_dim", 0)
+        fits = dim == 1 == begins and source.batch_dim == 0 and found.dim() == 2
+        fits = fits and found.shape[1] % source.width == 0
+        grain *= found.shape[-1] // source.width if fits else 1
+    elif what is operator.getitem and isinstance(n.args[1], tuple):
+        index = n.args[1]
+        fits = len(index) <= dim and index[source.batch_dim] == slice(None)
+        fits = fits and all(isinstance(i, int | slice) for i in index)
+        dim -= sum(isinstance(i, int) for i in index)
+    else:
+        return layer
+    if not fits or found.shape[dim] % grain:
+        return layer
+    units = found.shape[dim] // grain
+    return replace(layer, kind="channels", outputs=units, feature_dim=dim, wanted_dim=source.feature_dim,
+                   width=found.shape[dim], grain=grain)  # fmt: skip
+
+
+def _ranks(module: nn.Module | None) -> tuple[int, ...]:
+    """How many dimensions a layer's values have where the second one is channels; a pool takes others for a row."""
+    if isinstance(module, nn.BatchNorm1d):
+        return (2, 3)
+    flat = (nn.Dropout1d, nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d)
+    return (3,) if isinstance(module, flat) else (4,)
+
+
+def _argument(n: fx.Node, place: int, name: str, usual: Any) -> Any:
+    return n.args[place] if len(n.args) > place else n.kwargs.get(name, usual)
+
+
+def _in_place(n: fx.Node, module: nn.Module | None) -> bool:
+    return bool(getattr(module, "inplace", False)) or n.target is operator.iadd or n.kwargs.get("inplace") is True
+
+
+def _flops(module: nn.Module | None, found: Tensor, rows: int) -> float:
     """Of a forward pass over one row."""
+    features = found.numel() / rows
     if isinstance(module, nn.Linear):
         return 2.0 * features * module.in_features
-    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        return 2.0 * features * module.weight[0].numel()
+    if isinstance(module, CONVOLUTIONS):
+        return 2.0 * features * math.prod(module.weight.shape[1:])
+    if isinstance(module, RECURRENT):
+        weights = sum(p.numel() for name, p in module.named_parameters() if name.startswith("weight"))
+        return 2.0 * weights * found.numel() / rows / found.shape[-1]
     return 0.0
-
-
-def _outputs(module: nn.Module | None) -> int:
-    if isinstance(module, nn.Linear):
-        return module.out_features
-    if isinstance(module, nn.Embedding):
-        return module.embedding_dim
-    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        return module.out_channels
-    return 0

@@ -99,31 +99,50 @@ class Plan:
 
 def choices(layer: Layer, group: int) -> tuple[str, ...]:
     """The ways to place a layer on a group."""
-    if layer.kind == "split" and group > 1 and layer.outputs >= group:
-        return ("data", "column", "row") if layer.divisible else ("data", "column")
+    many, column = group > 1 and layer.outputs >= group, [] if layer.pinned else ["column"]
     if layer.kind == "split":
-        return ("data",)
-    return ("rows", "features") if layer.kind == "channels" and group > 1 else ("rows",)
+        return ("data", *(column if many else []), *(["row"] if many and layer.units_in >= group else []))
+    return ("rows", "features") if layer.kind == "channels" and many and not layer.pinned else ("rows",)
 
 
 def cost_of(layer: Layer, placement: str, group: int, rows: int) -> Cost:
     """What a worker sends in a step for a layer itself."""
     if placement == "row":
-        return summed_output(layer.features, rows, group)
+        return _both(summed_output(layer.features, rows, group), summed_gradients(layer.whole, group))
+    if placement == "column" and layer.gathered[1]:
+        floats, count = layer.gathered
+        each = redistributed("features", "full", floats, rows, group)
+        return Cost(each.sent_bytes, each.messages * count)
     if placement in ("data", "rows") and layer.parameters:
         return summed_gradients(layer.parameters, group)
     return NOTHING
 
 
-def border(source: Layer, given: str, wanted: str, group: int, rows: int) -> Cost:
-    """What a worker sends to bring a layer's output to where the next one needs it."""
-    return redistributed(WAYS[given][1], WAYS[wanted][0], source.features, rows, group)
+def border(source: Layer, target: Layer, given: str, wanted: str, group: int, rows: int) -> Cost:
+    """What a worker sends to bring a layer's output to where the next one needs it; an input has no gradient."""
+    cost = NOTHING
+    for before, after in turns(source, target, given, wanted):
+        cost = _both(cost, redistributed(before, after, source.features, rows, group))
+    return Cost(cost.sent_bytes / 2, cost.messages / 2) if source.kind == "input" else cost
+
+
+def turns(source: Layer, target: Layer, given: str, wanted: str) -> list[tuple[Way, Way]]:
+    """From which way to which activations are brought between two layers, one after the other."""
+    before, after = WAYS[given][1], WAYS[wanted][0]
+    if before == after == "features" and source.feature_dim != target.wanted_dim:
+        return [("features", "rows"), ("rows", "features")]
+    return [] if before == after else [(before, after)]
+
+
+def _both(one: Cost, other: Cost) -> Cost:
+    return Cost(one.sent_bytes + other.sent_bytes, one.messages + other.messages)
 
 
 def memory_of(layer: Layer, placement: str, group: int, rows: int, machine: Machine) -> float:
     """Bytes on one worker: parameters, gradients and the optimizer's state; the output; an input that is gathered."""
     share = 1 if placement in ("data", "rows") else group
-    parameters = FLOAT * layer.parameters * (2 + machine.optimizer_floats) / share
+    each = FLOAT * layer.parameters  # of what is whole on each worker the optimizer's state is still shared out
+    parameters = each * (2 / share + machine.optimizer_floats / group)
     gathered = FLOAT * layer.inputs * rows if placement == "column" and group > 1 else 0.0
     return parameters + FLOAT * layer.features * rows / group + gathered
 
@@ -154,15 +173,18 @@ def plan(graph: Graph, group: int, rows: int, machine: Machine | None = None) ->
         )
     found = _placed(graph, [ways[c] for ways, c in zip(options, chosen, strict=True)], group, rows, machine)
     others: dict[str, tuple[float, float, float]] = {}
-    if group > 1:
-        for name, preferred in (
-            ("all data parallel", ("data", "rows")),
-            ("all model parallel", ("column", "features")),
-        ):
-            ways = [next((p for p in preferred if p in each), each[0]) for each in options]
-            other = Plan(_placed(graph, ways, group, rows, machine), group, rows, machine)
-            others[name] = (other.step_s, other.sent_bytes, other.memory_bytes)
+    for name in PURE if group > 1 else ():
+        other = pure(graph, name, group, rows, machine)
+        others[name] = (other.step_s, other.sent_bytes, other.memory_bytes)
     return Plan(found, group, rows, machine, others)
+
+
+def pure(graph: Graph, name: str, group: int, rows: int, machine: Machine | None = None) -> Plan:
+    """The plan that places every layer in the same way, as far as it can be."""
+    machine = machine or Machine()
+    options = [choices(layer, group) for layer in graph.layers]
+    ways = [next((p for p in PURE[name] if p in each), each[0]) for each in options]
+    return Plan(_placed(graph, ways, group, rows, machine), group, rows, machine)
 
 
 def _chosen(
@@ -175,9 +197,9 @@ def _chosen(
     ]
     edges: dict[tuple[int, int], Any] = {}
     for before, after in graph.edges:
-        layer = graph.layers[before]
+        ends = graph.layers[before], graph.layers[after]
         edges[before, after] = [
-            [wire.seconds(*border(layer, given, wanted, group, rows)) for wanted in options[after]]
+            [wire.seconds(*border(*ends, given, wanted, group, rows)) for wanted in options[after]]
             for given in options[before]
         ]
     memory = [
@@ -191,12 +213,14 @@ def _placed(graph: Graph, ways: list[str], group: int, rows: int, machine: Machi
     found = []
     borders: list[list[Cost]] = [[] for _ in graph.layers]
     for before, after in graph.edges:
-        borders[after].append(border(graph.layers[before], ways[before], ways[after], group, rows))
+        borders[after].append(border(graph.layers[before], graph.layers[after], ways[before], ways[after], group, rows))
     for layer, way, inwards in zip(graph.layers, ways, borders, strict=True):
         parts = [cost_of(layer, way, group, rows), *inwards]
         seconds = sum(machine.wire.seconds(*part) for part in parts)
         cost = Cost(sum(p.sent_bytes for p in parts), sum(p.messages for p in parts))
         each = layer.seconds if layer.seconds is not None else layer.flops / machine.flops_per_s
+        if way in ("column", "row") and layer.shared_seconds is not None:
+            each = layer.shared_seconds * group
         memory = memory_of(layer, way, group, rows, machine)
         found.append(Placed(layer, way, cost, seconds, each * rows / group, memory))
     return tuple(found)

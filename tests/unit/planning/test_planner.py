@@ -25,9 +25,9 @@ def random_graph(source: random.Random, most: int = 12) -> Graph:
     for place in range(1, source.randint(3, most)):
         kind: Any = source.choice(["split", "split", "split", "channels", "rows"])
         size = source.choice([0, 100, 10_000, 1_000_000]) if kind != "channels" else 0
-        outputs, whole = source.randint(1, 64), source.random() < 0.8
+        outputs, units = source.randint(1, 64), source.choice([0, 1, 64])
         features = source.randint(1, 5000)
-        layers.append(Layer(str(place), kind, kind, size, features, layers[-1].features, 1.0, outputs, whole))
+        layers.append(Layer(str(place), kind, kind, size, features, layers[-1].features, 1.0, outputs, units))
         edges.add((place - 1, place))
         if place > 2 and source.random() < 0.3:
             edges.add((source.randrange(place - 1), place))
@@ -44,7 +44,7 @@ def exhaustive(graph: Graph, group: int, rows: int, machine: Machine) -> float |
             if sum(memory_of(layer, way, group, rows, machine) for layer, way in parts) > machine.memory_bytes:
                 continue
         costs = [cost_of(layer, way, group, rows) for layer, way in zip(graph.layers, ways, strict=True)]
-        costs += [border(graph.layers[a], ways[a], ways[b], group, rows) for a, b in graph.edges]
+        costs += [border(graph.layers[a], graph.layers[b], ways[a], ways[b], group, rows) for a, b in graph.edges]
         total = sum(machine.wire.seconds(*cost) for cost in costs)
         best = total if best is None else min(best, total)
     return best
@@ -153,3 +153,46 @@ def test_what_a_plan_cannot_read_is_said() -> None:
         graph_of(nn.Sequential(nn.Linear(3, 2)), (5,))
     with pytest.raises(ConfigError, match="cannot share 2 rows"):
         plan(Graph([Layer("x", "input", "input")]), 4, 2)
+
+
+def kinds(module: nn.Module, *shape: int) -> dict[str, str]:
+    return {layer.name: layer.kind for layer in graph_of(module, shape).layers}
+
+
+class Looks(nn.Module):
+    """Joins rows and steps of time, as before a layer that is to work on each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x.flatten(0, 1))
+
+
+class Shortcut(nn.Module):
+    """Its shortcut reads what the ReLU has written over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.relu, self.b = nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x)
+        return self.b(self.relu(x)) + x
+
+
+def test_what_only_looks_like_channels_lies_by_rows() -> None:
+    assert kinds(Looks(), 5, 6)["flatten"] == "rows"
+    pool = nn.Sequential(nn.MaxPool2d(2))
+    assert kinds(pool, 8, 8)["0"] == "rows"  # torch takes three dimensions for one row without channels
+    assert kinds(pool, 3, 8, 8)["0"] == "channels"
+    assert kinds(nn.Sequential(nn.MaxPool1d(2)), 8)["0"] == "rows"
+    assert kinds(nn.Sequential(nn.BatchNorm1d(8)), 8)["0"] == "channels"
+
+
+def test_what_is_written_over_is_not_moved_before() -> None:
+    graph = graph_of(Shortcut(), (8,))
+    (source,) = [layer for layer in graph.layers if layer.name == "a"]
+    assert source.pinned
+    assert choices(source, 2) == ("data", "row")

@@ -77,6 +77,7 @@ class Box:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(fresh)
         self._socket.listen(64)
+        self._socket.settimeout(1.0)
         os.rename(fresh, self._path)  # whoever finds it finds somebody at home
         self._open = True
         self._thread = threading.Thread(target=self._run, name="box", daemon=True)
@@ -93,7 +94,6 @@ class Box:
             os.rmdir(os.path.dirname(self._path))
 
     def _run(self) -> None:
-        self._socket.settimeout(1.0)
         while self._open:
             try:
                 guest, _ = self._socket.accept()

@@ -183,15 +183,15 @@ class Table(Host):
         elif "publish" in note:
             self._pages.ask(note)
 
-    def follow(self, following: bool) -> None:
-        super().follow(following)
+    def follow(self, until: float) -> None:
+        super().follow(until)
         if not self._frozen:
             self._say_how_far()
 
     def _say_how_far(self) -> None:
         self.announce(self._note())
         for host in sorted(set(self._plan.host)) if self._plan else ():
-            self._tell(host, {"t": "done", "d": self.following})
+            self._tell(host, {"t": "done", "d": self.follows_until > 0})
 
     def _on_note(self, sender: int, header: Header, payload: memoryview | None) -> None:
         self.signals.put(Noted(sender, dict(header["n"])))

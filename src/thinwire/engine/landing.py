@@ -1,0 +1,39 @@
+"""What a reply does to the replica that it lands on."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from thinwire.engine.signals import Landed
+from thinwire.engine.snapshot import Snapshot
+from thinwire.parameters import Fragment
+
+if TYPE_CHECKING:
+    from thinwire.engine.worker import Worker
+
+
+def take_over(
+    worker: Worker, landed: Landed, fragment: Fragment, snapshot: Snapshot | None, base: Tensor | None
+) -> None:
+    """Takes a reply over: parameters from servers, a mean gradient, or what the strategy makes of it."""
+    replica = worker.replica
+    if worker.served:
+        with torch.no_grad():
+            fragment.of(replica.vector).copy_(landed.reply)
+    elif worker.gradients:
+        worker.mean_gradient = landed.reply
+        if snapshot is None:  # the rows here are done, the others' are not: their steps are taken here too
+            replica.parameters.scatter_gradients(landed.reply.to(replica.vector.device))
+            worker.mean_gradient = None
+            replica.update()
+    elif base is not None:
+        began = time.perf_counter()
+        with torch.no_grad():
+            worker.state.adopt(fragment, replica.vector, base, landed.reply)
+        worker.meter.handled(time.perf_counter() - began, fragment.size / worker.joint.size)
+        if landed.snapshot is None and worker.joint.state:  # a stateless one may have contributed the snapshot itself
+            worker.spares.give(base)

@@ -1,0 +1,44 @@
+"""One replica on several workers: which holds what of it, and how they step together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+
+from thinwire.placement.crew import Crew
+from thinwire.placement.kinds import Layered, Pipeline, Placement, Planned, TensorParallel, Whole
+from thinwire.placement.pipeline import StageReplica
+from thinwire.placement.portions import assembled
+from thinwire.placement.replica import GroupReplica, ShardedReplica
+from thinwire.replicas import TrainSpec
+
+__all__ = [
+    "Crew",
+    "GroupReplica",
+    "Layered",
+    "Pipeline",
+    "Placement",
+    "Planned",
+    "TensorParallel",
+    "Whole",
+    "assembled",
+    "part_of",
+]
+
+
+def part_of(
+    placement: Placement,
+    model: nn.Module | Callable[[], nn.Module],
+    spec: TrainSpec,
+    worker: int,
+    *,
+    crew: Crew,
+    examples: Sequence[Tensor],
+    rows: int,
+) -> GroupReplica:
+    """A member's part of a replica, for inputs such as these and so many rows of each member in a step."""
+    if isinstance(placement, Pipeline):
+        return StageReplica(model, spec, worker, placement=placement, crew=crew, examples=examples, rows=rows)
+    assert isinstance(placement, Layered)
+    return ShardedReplica(model, spec, worker, placement=placement, crew=crew, examples=examples, rows=rows)

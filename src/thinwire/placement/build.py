@@ -1,0 +1,263 @@
+"""One member's network, from a traced one and a placement for each of its layers."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from thinwire.errors import ConfigError
+from thinwire.placement.crew import Crew, bounds
+from thinwire.placement.layers import Recurrent, Rowwise, clone, shares
+from thinwire.placement.moves import Move, Shape
+from thinwire.placement.portions import Portion, whole
+from thinwire.planning.graph import RECURRENT, Graph, Layer, traced_of
+from thinwire.planning.planner import WAYS, turns
+
+REMEDY = "use layers that know their mode, such as nn.Dropout and nn.BatchNorm2d, instead of functions of self.training"
+Value = Callable[[Tensor], Tensor]
+_Sort = tuple[tuple[int, ...], torch.dtype]
+
+
+@dataclass
+class Parts:
+    """A member's network, and which of its tensors are what of the whole one."""
+
+    module: fx.GraphModule
+    shares: list[tuple[Portion, Tensor]] = field(default_factory=list)
+    """Parameters and buffers of which this member has a share of its own."""
+    copies: list[tuple[Portion, Tensor]] = field(default_factory=list)
+    """Those of which every member has all."""
+
+
+class _Builder:
+    def __init__(self, graph: Graph, ways: Sequence[str], crew: Crew, value: Value, off: frozenset[str]) -> None:
+        assert graph.traced is not None
+        self._graph, self._ways, self._crew, self._value = graph, ways, crew, value
+        self._traced = graph.traced
+        self._modules = dict(graph.traced.named_modules(remove_duplicate=False))
+        self._sources: dict[int, list[int]] = {}
+        for before, after in graph.edges:
+            self._sources.setdefault(after, []).append(before)
+        self._off = off
+        self._root: dict[str, Any] = {}
+        self._made: dict[int, Any] = {}
+        self._shares: list[tuple[Portion, Tensor]] = []
+        self._copies: list[tuple[Portion, Tensor]] = []
+
+    def build(self) -> Parts:
+        found, old = fx.Graph(), self._traced.graph
+        env: dict[fx.Node, fx.Node] = {}
+        for node in old.nodes:
+            place = self._graph.places.get(node.name)
+            moved = dict(env)
+            if place is not None and self._graph.layers[place].node == node.name:
+                for before in node.all_input_nodes:
+                    moved[before] = self._brought(found, env[before], before, place)
+                if node.op == "call_module":
+                    self._put(str(node.target), place)
+            elif node.op == "call_module":
+                self._root.setdefault(str(node.target), self._copied(self._modules[node.target], str(node.target)))
+            if node.op == "get_attr":
+                self._root.setdefault(str(node.target), self._attribute(str(node.target)))
+            env[node] = self._set_down(found, node, moved)
+        return Parts(fx.GraphModule(self._root, found), self._shares, self._copies)
+
+    def _set_down(self, found: fx.Graph, node: fx.Node, values: dict[fx.Node, fx.Node]) -> fx.Node:
+        """A node of the new graph; dropout of which tracing has made a constant is on in training only."""
+        if node.name not in self._off:
+            return found.node_copy(node, lambda n: values[n])
+        share: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
+        self._root[f"{node.name}_layer"] = nn.Dropout(float(share))
+        return found.call_module(f"{node.name}_layer", (values[node.all_input_nodes[0]],))
+
+    # -- borders ----------------------------------------------------------------------------------------------------
+
+    def _brought(self, found: fx.Graph, value: fx.Node, before: fx.Node, place: int) -> fx.Node:
+        """A node's value as the layer at a place needs it."""
+        source = self._graph.places.get(before.name)
+        if source is None or source == place:
+            return value
+        first, second = self._graph.layers[source], self._graph.layers[place]
+        for given, wanted in turns(first, second, self._ways[source], self._ways[place]):
+            name = f"{before.name}_for_{second.node}_{given}"
+            self._root[name] = Move(self._crew, self._shape(first, second, given, wanted), given, wanted)
+            value = found.call_module(name, (value,))
+        return value
+
+    def _shape(self, first: Layer, second: Layer, given: str, wanted: str) -> Shape:
+        nothing = (0,) * (self._crew.size + 1)
+        if given == "features":
+            return Shape(first.batch_dim, first.feature_dim or 0, self._borders(first))
+        if wanted == "features":
+            return Shape(first.batch_dim, second.wanted_dim or 0, self._entering(first, second))
+        return Shape(first.batch_dim, 0, nothing)
+
+    def _borders(self, layer: Layer) -> tuple[int, ...]:
+        return tuple(bounds(layer.width // layer.grain, self._crew.size, layer.grain))
+
+    def _entering(self, first: Layer, second: Layer) -> tuple[int, ...]:
+        """Where the members' shares of a layer's input begin and end."""
+        alike = second.kind == "channels" or second.units_in * first.grain == first.width
+        if alike and first.feature_dim == second.wanted_dim:
+            return self._borders(first)
+        return tuple(bounds(second.units_in, self._crew.size))
+
+    # -- layers -----------------------------------------------------------------------------------------------------
+
+    def _put(self, target: str, place: int) -> None:
+        if target in self._root:
+            return
+        layer, way = self._graph.layers[place], self._ways[place]
+        module = self._modules[target]
+        if WAYS[way] == ("rows", "rows"):
+            self._root[target] = self._copied(module, target)
+            return
+        out = self._borders(layer)
+        if way == "row":
+            borders = self._entering(self._graph.layers[self._sources[place][0]], layer)
+        else:
+            borders = out
+        me = self._crew.part
+        made = self._shared(module, target, shares(module, way, (borders[me], borders[me + 1])))
+        shape = Shape(layer.batch_dim, layer.feature_dim or 0, out)
+        if way == "row":
+            self._root[target] = Rowwise(made, self._crew, shape)
+        elif isinstance(made, RECURRENT):
+            self._root[target] = Recurrent(made, self._crew, shape)
+        else:
+            self._root[target] = made
+
+    def _shared(self, module: nn.Module, path: str, own: dict[str, tuple[int, Any]]) -> nn.Module:
+        """A layer with this member's share of its tensors."""
+        found = _loosened(module)
+        for name, tensor in _tensors(module):
+            full = f"{path}.{name}"
+            if name in own:
+                dim, ranges = own[name]
+                portion = Portion(full, tuple(tensor.shape), dim, ranges)
+                made = _like(tensor, portion.take(self._value(tensor)))
+                self._shares.append((portion, made))
+            else:
+                made = self._copy(tensor, full)
+            _set(found, name, made)
+        return found
+
+    def _copied(self, module: nn.Module, path: str) -> nn.Module:
+        """A layer with all of its tensors, and those of the layers in it."""
+        if id(module) in self._made:
+            known: nn.Module = self._made[id(module)]
+            return known
+        found = _loosened(module)
+        self._made[id(module)] = found
+        for name, tensor in _tensors(module):
+            _set(found, name, self._copy(tensor, f"{path}.{name}"))
+        found._modules = {
+            name: None if each is None else self._copied(each, f"{path}.{name}")
+            for name, each in module._modules.items()
+        }
+        return found
+
+    def _copy(self, tensor: Tensor, name: str) -> Tensor:
+        if id(tensor) not in self._made:
+            made = self._made[id(tensor)] = _like(tensor, self._value(tensor).clone())
+            self._copies.append((whole(name, tensor), made))
+        known: Tensor = self._made[id(tensor)]
+        return known
+
+    def _attribute(self, path: str) -> Any:
+        value = operator.attrgetter(path)(self._traced)
+        return self._copy(value, path) if isinstance(value, Tensor) else value
+
+    def stage(self, first: int, last: int) -> tuple[Parts, list[_Sort], list[_Sort]]:
+        """The nodes from one number to another as a network of their own, and what enters and leaves it."""
+        nodes = [node for node in self._traced.graph.nodes if node.op != "output"]
+        final = next(node for node in self._traced.graph.nodes if node.op == "output")
+        inside = nodes[first:last]
+        found = fx.Graph()
+        env: dict[fx.Node, fx.Node] = {}
+        entering = [] if first == 0 else [n for n in nodes[:first] if any(u in inside for u in n.users)]
+        entering = [n for n in entering if n.op != "get_attr"]
+        for node in entering:
+            env[node] = found.placeholder(node.name)
+        for node in inside:
+            for value in node.all_input_nodes:
+                if value not in env:  # an attribute that was fetched before
+                    self._root.setdefault(str(value.target), self._attribute(str(value.target)))
+                    env[value] = found.node_copy(value)
+            if node.op == "call_module":
+                self._root.setdefault(str(node.target), self._copied(self._modules[str(node.target)], str(node.target)))
+            elif node.op == "get_attr":
+                self._root.setdefault(str(node.target), self._attribute(str(node.target)))
+            env[node] = self._set_down(found, node, env)
+        if last == len(nodes):
+            leaving = list(final.all_input_nodes)
+            found.node_copy(final, lambda n: env[n])
+        else:
+            after = {*nodes[last:], final}
+            leaving = [n for n in inside if n.op != "get_attr" and any(u in after for u in n.users)]
+            found.output(found.call_method("contiguous", (env[leaving[0]],)))
+        parts = Parts(fx.GraphModule(self._root, found), self._shares, self._copies)
+        inputs = entering if first else [n for n in nodes if n.op == "placeholder"]
+        return parts, [self._graph.sorts[n.name] for n in inputs], [self._graph.sorts[n.name] for n in leaving]
+
+
+def build(graph: Graph, ways: Sequence[str], crew: Crew, value: Value, off: frozenset[str] = frozenset()) -> Parts:
+    """This member's part of a network; `value` gives a tensor's numbers, one at a time, `off` is from `switched`."""
+    return _Builder(graph, ways, crew, value, off).build()
+
+
+def switched(module: nn.Module) -> frozenset[str]:
+    """The nodes of functional dropout that evaluation turns off; refuses what else evaluation does differently.
+
+    Tracing follows one mode only; layers such as nn.Dropout know theirs when they run.
+    """
+    training, graphs = module.training, []
+    for mode in (True, False):
+        module.train(mode)
+        graphs.append(list(traced_of(module).graph.nodes))
+    module.train(training)
+    found = []
+    for one, other in itertools.zip_longest(*graphs):
+        if one is None or other is None or str((one.op, one.target)) != str((other.op, other.target)):
+            raise ConfigError(f"the network does something else in evaluation, at {one or other}; {REMEDY}")
+        if str((one.args, one.kwargs)) != str((other.args, other.kwargs)):
+            if one.target is not nn.functional.dropout:
+                raise ConfigError(f"{one.name} in the network depends on the mode (training or not); {REMEDY}")
+            found.append(one.name)
+    return frozenset(found)
+
+
+def stage_of(
+    graph: Graph, first: int, last: int, crew: Crew, value: Value, off: frozenset[str] = frozenset()
+) -> tuple[Parts, list[_Sort], list[_Sort]]:
+    """A stretch of a network's nodes, and the shapes and types of what enters and leaves it."""
+    return _Builder(graph, ["rows"] * len(graph.layers), crew, value, off).stage(first, last)
+
+
+def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    found = [*module._parameters.items(), *module._buffers.items()]
+    return [(name, tensor) for name, tensor in found if tensor is not None]
+
+
+def _like(tensor: Tensor, value: Tensor) -> Tensor:
+    return nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
+
+
+def _loosened(module: nn.Module) -> nn.Module:
+    found = clone(module)
+    if isinstance(module, nn.RNNBase):
+        vars(found)["_flat_weights"] = list(module._flat_weights)
+    return found
+
+
+def _set(module: nn.Module, name: str, tensor: Tensor) -> None:
+    if name in module._buffers:
+        module._buffers[name] = tensor
+    else:
+        setattr(module, name, tensor)

@@ -1,0 +1,276 @@
+"""A member's part of a replica, as the engine sees any replica: a flat vector that takes steps."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from thinwire.placement.buckets import buckets
+from thinwire.placement.build import build, switched
+from thinwire.placement.crew import Crew
+from thinwire.placement.deferred import frugal, network_of
+from thinwire.placement.kinds import Layered
+from thinwire.placement.portions import Portion
+from thinwire.planning.graph import graph_on
+from thinwire.replicas.torch import TorchReplica, TrainSpec, resolve_device
+
+ROWS, WEIGHT = 0, 1
+"""Where in what members tell each other their rows and the rows' weight are."""
+
+
+class Part(nn.Module):
+    """A member's tensors by name, as `FlatParameters` and `Buffers` want to see a module's."""
+
+    def __init__(self, parameters: dict[str, nn.Parameter], buffers: dict[str, Tensor]) -> None:
+        super().__init__()
+        self._own, self._kept = parameters, buffers
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        yield from self._own.items()
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
+        yield from self._kept.items()
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        yield from self._own.values()
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        return {**self._own, **self._kept}
+
+
+class GroupReplica(TorchReplica, ABC):
+    """What all parts have in common: steps that members take together."""
+
+    crew: Crew
+
+    def _equip(self, spec: TrainSpec, worker: int, part: Part) -> None:
+        self._part = part
+        self._outfit(spec, part, worker)
+        self._share = 1.0
+        self._met = False
+        self.spare: Any = None
+
+    def stand_in(self, batch: Any) -> None:
+        """Rows to go through the motions with when the own ones are done."""
+        self.spare = batch
+
+    def meet(self, batch: Any | None, *said: float) -> list[list[float]]:
+        """Begins a pass: members tell each other their rows and their weight, and whatever else is said."""
+        rows, weight = (batch or self.spare).num_rows, 0.0
+        if batch is not None:
+            weight = float(rows if batch.weight is None else batch.weight.sum())
+        told = self.crew.tell([rows, weight, *said])
+        self.crew.rows = [int(each[ROWS]) for each in told]
+        total = sum(each[WEIGHT] for each in told)
+        self._share = weight / total if total else 0.0
+        self._met = True
+        return told
+
+    def clip(self) -> None:
+        """Makes the gradient of the whole replica as short as it is to be at most."""
+        if self.spec.clip_norm is None:
+            return
+        own = sum(float(p.grad.square().sum()) for p in self.parameters.tensors if p.grad is not None)
+        norm = math.sqrt(sum(each[0] for each in self.crew.tell([own])))
+        if norm > self.spec.clip_norm:
+            for parameter in self.parameters.tensors:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(self.spec.clip_norm / (norm + 1e-6))
+
+    @contextlib.contextmanager
+    def _wearing(self, model: Tensor, buffers: dict[str, Tensor] | None) -> Iterator[None]:
+        """The network with another vector's parameters, and other buffers."""
+        own = [parameter.data for parameter in self.parameters.tensors]
+        kept = {name: value.clone() for name, value in self._part._kept.items()} if buffers is not None else {}
+        with torch.no_grad():
+            try:
+                for parameter, view in zip(
+                    self.parameters.tensors, self.parameters.views(model.to(self.device)), strict=True
+                ):
+                    parameter.data = view
+                for name, value in (buffers or {}).items():
+                    self._part._kept[name].copy_(value)
+                yield
+            finally:
+                for parameter, data in zip(self.parameters.tensors, own, strict=True):
+                    parameter.data = data
+                for name, value in kept.items():
+                    self._part._kept[name].copy_(value)
+
+    def evaluate(
+        self, batches: Iterable[Any], model: Tensor, buffers: dict[str, Tensor]
+    ) -> tuple[dict[str, float], dict[str, float], int]:
+        sums: dict[str, float] = {}
+        weights: dict[str, float] = {}
+        rows, training, mine = 0, self.module.training, iter(batches)
+        self.module.eval()
+        try:
+            with self._wearing(model, buffers):
+                while True:
+                    batch = next(mine, None)
+                    if not any(each[WEIGHT + 1] for each in self.meet(batch, float(batch is not None))):
+                        break
+                    output = self._forward(batch or self.spare)
+                    if batch is not None:
+                        self._measure(batch, output, sums, weights)
+                        rows += batch.num_rows
+        finally:
+            self.module.train(training)
+            self._met = False
+        return sums, weights, rows
+
+    def recalibrate(self, batches: Iterator[Any], model: Tensor) -> None:
+        norms = [m for m in self.module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+        if not any(each[0] for each in self.crew.tell([float(len(norms))])):
+            return
+        momenta = [m.momentum for m in norms]
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None
+        training = self.module.training
+        self.module.train()
+        with self._wearing(model, None):
+            for batch in batches:
+                self.meet(batch)
+                self._forward(batch)
+        self._met = False
+        self.module.train(training)
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+
+    @abstractmethod
+    def _forward(self, batch: Any) -> Any:
+        """The output for the own rows."""
+
+    def state_of(self, model: Tensor, buffers: dict[str, Tensor]) -> dict[str, Any]:
+        """This member's part of the whole state_dict: portions, and a tensor for each."""
+        named = self.parameters.named(model)
+        portions, tensors = [], []
+        for portion, name, span in self._portions():
+            value = named.get(name)  # these are views: a copy of a part may be more than there is memory for
+            if value is None:
+                value = buffers.get(name, self._part.state_dict()[name]).clone()
+            value = value.reshape(-1)[span] if span is not None else value
+            portions.append(portion.to_json())
+            tensors.append(value.detach().cpu())
+        return {"portions": portions, "tensors": tensors}
+
+    def pieces_of(self, state: dict[str, Any]) -> list[dict[str, Any]]:
+        numbered = dict(enumerate(state["tensors"]))
+        return [
+            {"portions": [state["portions"][i] for i in piece], "tensors": list(piece.values())}
+            for piece in super().pieces_of(numbered)  # type: ignore[arg-type]
+        ]
+
+    @abstractmethod
+    def _portions(self) -> Iterator[tuple[Portion, str, slice | None]]:
+        """What of the whole network is where: a portion, the name of the tensor here, and which of its numbers."""
+
+
+class ShardedReplica(GroupReplica):
+    """A part whose layers are placed one by one: members share out rows here and features there."""
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[[], nn.Module],
+        spec: TrainSpec,
+        worker: int,
+        *,
+        placement: Layered,
+        crew: Crew,
+        examples: Sequence[Tensor],
+        rows: int,
+    ) -> None:
+        self.crew = crew
+        self.device = resolve_device(spec.device)
+        with frugal():
+            self._make(model, spec, worker, placement, examples, rows)
+        self._wait_for_parameters()
+
+    def _make(
+        self,
+        model: nn.Module | Callable[[], nn.Module],
+        spec: TrainSpec,
+        worker: int,
+        placement: Layered,
+        examples: Sequence[Tensor],
+        rows: int,
+    ) -> None:
+        crew = self.crew
+        whole, value = network_of(model, spec.seed)
+        graph = graph_on(whole, [torch.empty(2, *x.shape[1:], dtype=x.dtype, device="meta") for x in examples])
+        self.ways = placement.ways(graph, rows * crew.size)
+        self._parts = build(graph, self.ways, crew, value, switched(whole))
+        self.module = self._parts.module.to(self.device)
+        copies = [(p.name, t) for p, t in self._parts.copies if isinstance(t, nn.Parameter) and t.requires_grad]
+        self._buckets = buckets(crew, copies)
+        own = {p.name: t for p, t in self._parts.shares if isinstance(t, nn.Parameter) and t.requires_grad}
+        own |= {f"bucket:{number}": bucket.own for number, bucket in enumerate(self._buckets)}
+        kept = {p.name: t for p, t in (*self._parts.shares, *self._parts.copies) if not isinstance(t, nn.Parameter)}
+        self._equip(spec, worker, Part(own, kept))
+
+    def _wait_for_parameters(self) -> None:
+        """Each layer waits for the buckets that its own parameters are in, when it is called."""
+        of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
+        loose = {id(p) for p in self.module._parameters.values()}
+        for module in self.module.children():
+            loose -= {id(p) for p in module.parameters()}
+        self._at_once = {of[i] for i in loose if i in of}
+        for module in self.module.modules():
+            mine = {of[id(p)] for p in module.parameters() if id(p) in of}  # some read those of layers inside them
+            if module is not self.module and mine:
+                module.register_forward_pre_hook(lambda *_, mine=mine: [bucket.ready() for bucket in mine] and None)
+
+    def _spread(self) -> None:
+        for bucket in reversed(self._buckets):  # those of the first layers first
+            bucket.spread()
+        for bucket in self._at_once:
+            bucket.ready()
+
+    def gradient(self, batch: Any) -> float:
+        if not self._met:
+            self.meet(batch)
+        self._met = False
+        for parameter in self.parameters.tensors:
+            parameter.grad = None
+        self._spread()
+        with self._autocast():
+            output = self.module(*batch.inputs)
+            loss = self._objective.mean(output, batch.label, batch.weight)
+        for bucket in self._buckets:
+            bucket.ready()
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise self._diverged(self.steps + 1, value)
+        (loss * self._share).backward()  # type: ignore[no-untyped-call]
+        for bucket in self._buckets:
+            bucket.settle()
+        return value
+
+    def _forward(self, batch: Any) -> Any:
+        self._spread()
+        with self._autocast():
+            output = self.module(*batch.inputs)
+        for bucket in self._buckets:
+            bucket.ready()
+        return output
+
+    def _portions(self) -> Iterator[tuple[Portion, str, slice | None]]:
+        for portion, tensor in self._parts.shares:
+            if isinstance(tensor, nn.Parameter) and not tensor.requires_grad:
+                continue
+            yield portion, portion.name, None
+        for number, bucket in enumerate(self._buckets):
+            for portion, span in bucket.portions():
+                yield portion, f"bucket:{number}", span
+        if self.crew.part == 0:
+            for portion, tensor in self._parts.copies:
+                if not isinstance(tensor, nn.Parameter):
+                    yield portion, portion.name, None

@@ -1,0 +1,86 @@
+"""Layer times, measured: what a plan counts with instead of operations over operations a second."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from thinwire.planning.graph import Graph
+
+
+def profiled(graph: Graph, module: nn.Module, examples: Sequence[Tensor], group: int = 1, repeats: int = 3) -> Graph:
+    """The same graph with every layer's seconds for one row, forward and backward, as this machine takes them.
+
+    Of linear layers and convolutions also those of a worker that has its share of the outputs, of all rows: it has as
+    much to compute, and to read a whole input for it.
+
+    Args:
+        graph: the network's, of `graph_of`.
+        module: the network itself, with parameters.
+        examples: rows to time it with, as many as a worker has in a step.
+        group: workers among which outputs may be shared out.
+        repeats: of which the median counts.
+    """
+    watch = _Watch(fx.symbolic_trace(module), group)
+    for _ in range(repeats + 1):  # the first finds its memory
+        watch.run(*examples)
+    rows = examples[0].shape[0]
+    times = {name: statistics.median(each[1:]) / rows for name, each in watch.seconds.items()}
+    shared = {name: statistics.median(each[1:]) / rows / group for name, each in watch.shared.items()}
+    layers = [
+        replace(layer, seconds=times.get(layer.node, 0.0), shared_seconds=shared.get(layer.node))
+        for layer in graph.layers
+    ]
+    return Graph(layers, graph.edges, graph.traced, graph.places, graph.sorts)
+
+
+class _Watch(fx.Interpreter):
+    """Runs a network node by node, each one's backward pass right after it, and looks at the clock."""
+
+    def __init__(self, traced: fx.GraphModule, group: int) -> None:
+        super().__init__(traced)
+        self._group = group
+        self.seconds: dict[str, list[float]] = {}
+        self.shared: dict[str, list[float]] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op in ("placeholder", "output", "get_attr"):
+            return super().run_node(n)
+        for given in n.all_input_nodes:
+            value = self.env[given]
+            if isinstance(value, Tensor) and value.is_floating_point() and given.op != "placeholder":
+                self.env[given] = value.detach().requires_grad_()
+        began = time.perf_counter()
+        found = super().run_node(n)
+        main = found[0] if isinstance(found, tuple) else found
+        if isinstance(main, Tensor) and main.requires_grad:
+            main.backward(torch.ones_like(main))  # type: ignore[no-untyped-call]
+        self.seconds.setdefault(n.name, []).append(time.perf_counter() - began)
+        self._share(n)
+        if isinstance(found, tuple):
+            return tuple(each.detach() if isinstance(each, Tensor) else each for each in found)
+        return found.detach() if isinstance(found, Tensor) else found
+
+    def _share(self, n: fx.Node) -> None:
+        """Times a layer with a share of the outputs, on the rows of all."""
+        module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
+        if self._group == 1 or not isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            return
+        given = self.env[n.all_input_nodes[0]]
+        x = given.detach().repeat(self._group, *[1] * (given.dim() - 1)).requires_grad_(given.requires_grad)
+        count = max(1, module.weight.shape[0] // self._group)
+        weight = module.weight.detach()[:count].clone().requires_grad_()
+        bias = None if module.bias is None else module.bias.detach()[:count].clone().requires_grad_()
+        began = time.perf_counter()
+        if isinstance(module, nn.Linear):
+            found = nn.functional.linear(x, weight, bias)
+        else:
+            found = module._conv_forward(x, weight, bias)
+        found.backward(torch.ones_like(found))  # type: ignore[no-untyped-call]
+        self.shared.setdefault(n.name, []).append(time.perf_counter() - began)

@@ -1,0 +1,204 @@
+"""Replicas that span several workers, under every kind of strategy, with workers killed on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import thinwire as tw
+from thinwire import events
+from thinwire.errors import CheckpointError, ConfigError, LostWorkersError, WorkerError
+from thinwire.models.small import cnn8
+
+EPOCHS, BATCH, ROWS = 8, 16, 1438
+
+
+class Killer:
+    """Kills workers once the first of them has made so many steps."""
+
+    def __init__(self, *victims: int, after: int = 30) -> None:
+        self._victims, self._after = victims, after
+        self._pids: dict[int, int] = {}
+        self.log: list[events.Event] = []
+
+    def __call__(self, event: events.Event) -> None:
+        self.log.append(event)
+        if isinstance(event, events.WorkerJoined):
+            self._pids[event.worker] = event.pid
+        if isinstance(event, events.Progressed) and event.steps >= self._after and self._victims:
+            for victim in self._victims:
+                os.kill(self._pids[victim], signal.SIGKILL)
+            self._victims = ()
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [e for e in self.log if isinstance(e, kind)]
+
+
+def fit(strategy: tw.Strategy, placement: Any, **changes: Any) -> tw.Result:
+    settings: dict[str, Any] = {
+        "inputs": ["pixels"],
+        "optimizer": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+        "strategy": strategy,
+        "placement": placement,
+        "cluster": tw.Local(workers=4),
+        "epochs": EPOCHS,
+        "batch_size": BATCH,
+        "validation": 0.2,
+        "deadlines": tw.Deadlines(rejoin_s=40.0, round_s=60.0, join_s=60.0, conclude_s=60.0),
+        "progress": False,
+    }
+    return tw.fit(cnn8, "digits", **(settings | changes))
+
+
+def best(result: tw.Result) -> float:
+    return float(max(row["val_accuracy"] for row in result.history))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "placement"),
+    [
+        (tw.DiLoCo(period=5), tw.Pipeline(group_size=2, microbatches=2)),
+        (tw.ParameterTable(), tw.TensorParallel(group_size=2)),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_a_strategy_works_across_replicas_of_two(strategy: tw.Strategy, placement: Any) -> None:
+    """Those without a victim below."""
+    result = fit(strategy, placement)
+    assert result.summary["complete"]
+    assert result.summary["rows"] == EPOCHS * ROWS
+    assert result.summary["placement"] == placement.name
+    assert best(result) >= 0.9
+
+
+@pytest.mark.parametrize(
+    ("strategy", "victims"),
+    [
+        (tw.Synchronous(), (1,)),
+        (tw.SparkNet(period=5), (2,)),
+        (tw.Relay(), (0,)),
+        (tw.EASGD(period=5), (3,)),
+        (tw.MPCA(), (1, 2)),
+    ],
+    ids=lambda each: type(each).__name__ if isinstance(each, tw.Strategy) else str(each),
+)
+def test_a_group_that_loses_a_worker_comes_together_again(strategy: tw.Strategy, victims: tuple[int, ...]) -> None:
+    """Also where every group has lost somebody, as long as each part is still somewhere."""
+    killer = Killer(*victims)
+    result = fit(strategy, tw.Planned(group_size=2), callbacks=[killer])
+    assert result.summary["complete"]
+    assert result.summary["workers_lost"] == len(victims)
+    assert result.summary["rows"] >= EPOCHS * ROWS  # a batch that was under way may count twice
+    assert best(result) >= 0.9
+    formed = [e.members for e in killer.of(events.GenerationFormed)]
+    assert formed[0] == formed[-1] == (0, 1, 2, 3)
+    if len(victims) == 1:  # the other group went on alone
+        assert tuple(w for w in range(4) if w // 2 != victims[0] // 2) in formed
+    given = {(e.peer, e.digest) for e in killer.of(events.HandedOver)}
+    taken = {(e.worker, e.digest) for e in killer.of(events.Rejoined)}
+    assert {worker for worker, _ in taken} >= set(victims)
+    assert taken <= given  # what was taken over is what was given, part by part
+
+
+def test_the_only_group_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
+    killer = Killer(1, after=60)
+    out = str(tmp_path / "run")
+    result = fit(
+        tw.Synchronous(),
+        tw.TensorParallel(group_size=2),
+        cluster=tw.Local(workers=2),
+        callbacks=[killer],
+        out=out,
+        checkpoint_every=20,
+    )
+    assert result.summary["complete"]
+    assert result.summary["workers_lost"] == 1
+    starts = killer.of(events.RunStarted)
+    assert [start.resumed_from is None for start in starts] == [True, False]
+    assert len(killer.of(events.RunEnded)) == 1
+    assert best(result) >= 0.9
+
+    again = fit(
+        tw.Synchronous(),
+        tw.TensorParallel(group_size=2),
+        cluster=tw.Local(workers=2),
+        resume=out,
+        epochs=EPOCHS + 1,
+    )
+    assert again.summary["rows"] == pytest.approx((EPOCHS + 1) * ROWS, abs=2 * BATCH)
+    with pytest.raises(CheckpointError, match="same placement"):
+        fit(tw.Synchronous(), None, cluster=tw.Local(workers=2), resume=out)
+
+
+def test_without_a_checkpoint_the_loss_of_the_only_group_says_what_to_do() -> None:
+    killer = Killer(1)
+    with pytest.raises(LostWorkersError, match="checkpoint"):
+        fit(tw.Synchronous(), tw.Planned(group_size=2), cluster=tw.Local(workers=2), callbacks=[killer])
+
+
+LIMIT = 510 << 20
+"""Bytes beyond what a worker has before it makes its network: less than the 538 MB that its parameters are."""
+
+
+def limited(driver: int) -> nn.Module:
+    """A network of 134 million parameters, in a process that may not have much more memory than it has."""
+    import resource
+
+    if os.getpid() != driver:
+        import torch._dynamo  # noqa: F401 - what planning loads counts as there before
+
+        with open("/proc/self/status", encoding="ascii") as lines:
+            data = next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData"))
+        resource.setrlimit(resource.RLIMIT_DATA, (data + LIMIT, data + LIMIT))
+    layers = [layer for _ in range(32) for layer in (nn.Linear(2048, 2048), nn.ReLU())]
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 2048), *layers, nn.Linear(2048, 10))
+
+
+def test_a_network_that_one_worker_has_no_memory_for_trains_on_four() -> None:
+    driver = os.getpid()
+    settings: dict[str, Any] = {
+        "inputs": ["pixels"],
+        "optimizer": lambda p: torch.optim.SGD(p, lr=0.01),
+        "strategy": tw.Synchronous(),
+        "steps": 4,
+        "batch_size": 4,
+        "progress": False,
+    }
+    with pytest.raises(WorkerError, match=r"in limited[\s\S]*Cannot allocate memory"):  # it cannot even be made
+        tw.fit(lambda: limited(driver), "digits", cluster=tw.Local(workers=1), **settings)
+    result = tw.fit(
+        lambda: limited(driver),
+        "digits",
+        cluster=tw.Local(workers=4),
+        placement=tw.TensorParallel(group_size=4),
+        **settings,
+    )
+    assert result.summary["steps"] == 4
+    assert sum(p.numel() for p in result.model.parameters()) > 134_000_000
+
+
+@pytest.mark.parametrize(
+    ("placement", "changes", "message"),
+    [
+        (tw.Planned(group_size=3), {}, "does not divide 4 workers"),
+        (tw.Planned(group_size=2), {"cluster": tw.Local(workers=2, processes=False)}, "a process for each worker"),
+        (tw.Planned(group_size=2), {"strategy": tw.EASGD(period=5, servers="driver")}, "servers='spread'"),
+        ("planned", {}, "tw.Planned"),
+        (tw.Pipeline(group_size=4), {"epochs": 1}, "cannot be cut into 4 stages"),
+    ],
+)
+def test_what_cannot_be_placed_is_refused_with_a_remedy(placement: Any, changes: Any, message: str) -> None:
+    settings = {"strategy": tw.Synchronous()} | changes
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    if isinstance(placement, tw.Pipeline):
+        with pytest.raises(WorkerError, match=message):
+            tw.fit(model, "digits", inputs=["pixels"], placement=placement, cluster=tw.Local(workers=4), progress=False)
+        return
+    with pytest.raises(ConfigError, match=message):
+        fit(settings.pop("strategy"), placement, **settings)

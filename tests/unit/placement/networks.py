@@ -1,0 +1,110 @@
+"""Small networks of every sort that can be placed, and rows for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+CLASSES = 5
+
+
+class Rows(NamedTuple):
+    """A batch, as replicas take it."""
+
+    inputs: tuple[Tensor, ...]
+    label: Tensor
+    weight: Tensor | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.label)
+
+
+def connected() -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 9), nn.Tanh(), nn.Linear(9, CLASSES))
+
+
+def convolutional() -> nn.Module:
+    """Channels that cannot be shared out evenly, a pooling layer and a flattening between them and what follows."""
+    return nn.Sequential(
+        nn.Conv2d(3, 10, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(10, 7, 3), nn.ReLU(), nn.Flatten(),
+        nn.Linear(7 * 9, 33), nn.Tanh(), nn.Linear(33, 17), nn.ReLU(), nn.Linear(17, CLASSES),
+    )  # fmt: skip
+
+
+class Branching(nn.Module):
+    """Sums of branches, a parameter of its own, and a look at a shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(12, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+        self.shift = nn.Parameter(torch.randn(16))
+        self.out = nn.Linear(16, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.a(x))
+        x = x + self.b(x)
+        y = torch.relu(self.c(x)) + self.shift
+        return self.out((x + y).view(x.size(0), -1))
+
+
+class Sequence(nn.Module):
+    def __init__(self, kind: Callable[..., nn.Module], layers: int) -> None:
+        super().__init__()
+        self.embedding, self.recurrent = nn.Embedding(20, 9), kind(9, 11, layers, batch_first=True)
+        self.out = nn.Linear(11, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found, _ = self.recurrent(self.embedding(x))
+        last: Tensor = self.out(found[:, -1])
+        return last
+
+
+class LastState(nn.Module):
+    """Reads a recurrent layer's last state instead of its outputs, and has two directions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent, self.out = nn.LSTM(4, 6, bidirectional=True, batch_first=True), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, (state, _) = self.recurrent(x)
+        last: Tensor = self.out(state[-1])
+        return last
+
+
+def recurrent() -> nn.Module:
+    return Sequence(nn.RNN, 2)
+
+
+def lstm() -> nn.Module:
+    return Sequence(nn.LSTM, 2)
+
+
+def gru() -> nn.Module:
+    return Sequence(nn.GRU, 1)
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
+    "connected": (connected, lambda n: torch.randn(n, 12)),
+    "convolutional": (convolutional, lambda n: torch.randn(n, 3, 10, 10)),
+    "branching": (Branching, lambda n: torch.randn(n, 12)),
+    "recurrent": (recurrent, lambda n: torch.randint(0, 20, (n, 6))),
+    "lstm": (lstm, lambda n: torch.randint(0, 20, (n, 6))),
+    "gru": (gru, lambda n: torch.randint(0, 20, (n, 6))),
+    "last state": (LastState, lambda n: torch.randn(n, 5, 4)),
+}
+
+
+def rows_for(name: str, count: int, *, weighted: bool = False) -> Rows:
+    torch.manual_seed(0)
+    inputs, label = NETWORKS[name][1](count), torch.randint(0, CLASSES, (count,))
+    return Rows((inputs,), label, torch.rand(count) + 0.5 if weighted else None)
+
+
+def cut(rows: Rows, start: int, stop: int) -> Rows:
+    weight: Any = None if rows.weight is None else rows.weight[start:stop]
+    return Rows(tuple(x[start:stop] for x in rows.inputs), rows.label[start:stop], weight)

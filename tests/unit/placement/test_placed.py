@@ -1,0 +1,160 @@
+"""Every sort of network, placed in every way on real processes, does what it does on one worker."""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+from torch import nn
+
+from thinwire.placement import Crew, Layered, Pipeline, Placement, assembled, part_of
+from thinwire.planning import Graph
+from thinwire.planning.planner import choices
+from thinwire.replicas import TrainSpec
+
+from . import networks
+from .group import together
+from .networks import NETWORKS, cut, rows_for
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(networks)
+
+SIZES = (4, 3, 4)
+"""Rows of each member: not the same for all."""
+STEPS, SEED, CLIP = 3, 7, 0.5
+WAYS = ("data", "column", "row", "mixed 1", "mixed 2", "mixed 3", "pipeline")
+STAGES = {"recurrent": 3, "lstm": 3, "gru": 3, "last state": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preferred(Layered):
+    """Every layer as asked for, as far as it can be; or by lot."""
+
+    name = "preferred"
+    way: str
+
+    def ways(self, graph: Graph, rows: int) -> list[str]:
+        options = [choices(layer, self.group_size) for layer in graph.layers]
+        if self.way.startswith("mixed"):
+            source = random.Random(self.way)
+            return [source.choice(each) for each in options]
+        wanted = {"data": ("data", "rows"), "column": ("column", "features"), "row": ("row", "features")}[self.way]
+        return [next((way for way in wanted if way in each), each[0]) for each in options]
+
+
+def spec(weighted: bool) -> TrainSpec:
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+    return TrainSpec(loss="cross_entropy", optimizer=optimizer, seed=SEED, clip_norm=CLIP, device="cpu")
+
+
+def trained(crew: Crew, name: str, ways: tuple[str, ...], sizes: tuple[int, ...], weighted: bool) -> dict[str, Any]:
+    """One member's losses, parameters and evaluation, by way."""
+    start = sum(sizes[: crew.part])
+    batch = cut(rows_for(name, sum(sizes), weighted=weighted), start, start + sizes[crew.part])
+    found = {}
+    for way in ways:
+        placement: Placement = Preferred(group_size=crew.size, way=way)
+        if way == "pipeline":
+            placement = Pipeline(group_size=crew.size, microbatches=2)
+        part = part_of(placement, NETWORKS[name][0], spec(weighted), crew.part, crew=crew,
+                       examples=list(batch.inputs), rows=max(sizes))  # fmt: skip
+        part.stand_in(batch)
+        losses = []
+        for _ in range(STEPS):
+            losses.append(part.gradient(batch))
+            part.update()
+        sums, weights, _ = part.evaluate([batch], part.vector.clone(), {})
+        found[way] = (losses, part.state_of(part.vector, {}), sums["val_loss"], weights["val_loss"], part.ways)
+    return found
+
+
+def alone(name: str, count: int, weighted: bool) -> tuple[list[float], dict[str, torch.Tensor], float]:
+    rows = rows_for(name, count, weighted=weighted)
+    torch.manual_seed(SEED)
+    module = NETWORKS[name][0]()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+
+    def loss() -> torch.Tensor:
+        each = nn.functional.cross_entropy(module(*rows.inputs), rows.label, reduction="none")
+        return each.mean() if rows.weight is None else (each * rows.weight).sum() / rows.weight.sum()
+
+    losses = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(module.parameters(), CLIP)
+        optimizer.step()
+        losses.append(value.item())
+    return losses, module.state_dict(), loss().item()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_placement_gives_the_losses_and_parameters_of_one_worker(name: str) -> None:
+    sizes = SIZES[: STAGES.get(name, len(SIZES))]
+    weighted = name == "connected"
+    members = together(len(sizes), functools.partial(trained, name=name, ways=WAYS, sizes=sizes, weighted=weighted))
+    losses, state, last = alone(name, sum(sizes), weighted)
+    rows = rows_for(name, sum(sizes), weighted=weighted)
+    counts = [float(each.sum()) for each in (rows.weight if weighted else torch.ones(sum(sizes))).split(list(sizes))]  # type: ignore[union-attr, no-untyped-call]
+    seen = set()
+    for way in WAYS:
+        each = [member[way] for member in members]
+        for step in range(STEPS):
+            said = [part[0][step] for part in each]
+            mean = said[0] if way == "pipeline" else sum(a * b for a, b in zip(said, counts, strict=True)) / sum(counts)
+            assert mean == pytest.approx(losses[step], abs=1e-5), (way, step)
+        found = assembled([part[1] for part in each])
+        assert set(found) == set(state)
+        for key, value in state.items():
+            torch.testing.assert_close(found[key], value, atol=1e-5, rtol=0, msg=f"{way}: {key}")
+        evaluated = sum(part[2] for part in each) / sum(part[3] for part in each)
+        assert evaluated == pytest.approx(last, abs=1e-5), way
+        seen |= set(each[0][4])
+    assert "column" in seen or name == "last state"
+    assert any(str(way).startswith("stage") for way in seen)
+
+
+def busy(crew: Crew, way: str) -> tuple[float, int]:
+    """Peak memory of training a network of 33 million parameters, and how much of it there was before."""
+
+    def network() -> nn.Module:
+        return nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(32)))
+
+    torch.set_num_threads(1)
+    rows = networks.Rows((torch.randn(4, 1024),), torch.randint(0, 1024, (4,)))
+    few: Any = functools.partial(part_of, Preferred(group_size=crew.size, way=way), lambda: nn.Linear(1024, 1024))
+    few(spec(False), 0, crew=crew, examples=list(rows.inputs), rows=4)  # what is loaded for it counts as there before
+    before = _memory("VmRSS")
+    if crew.size == 1:
+        from thinwire.replicas import TorchReplica
+
+        part: Any = TorchReplica(network, spec(False), 0)
+    else:
+        placement = Preferred(group_size=crew.size, way=way)
+        part = part_of(placement, network, spec(False), 0, crew=crew, examples=list(rows.inputs), rows=4)
+    for _ in range(3):
+        part.gradient(rows)
+        part.update()
+    return _memory("VmHWM") - before, before
+
+
+def _memory(name: str) -> int:
+    """What the system counts for this process since it was started; getrusage counts its parent's peak too."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(f"{name}:"))
+
+
+def test_the_peak_memory_of_four_workers_is_a_quarter_each() -> None:
+    """With no member ever holding the whole network, not even while it is made."""
+    (one,) = together(1, functools.partial(busy, way="data"))
+    four = together(4, functools.partial(busy, way="column"))
+    assert max(peak for peak, _ in four) <= 1.2 * one[0] / 4
