@@ -1,0 +1,177 @@
+"""Rows of Datum messages in an LMDB folder, as `fit` takes them; and writing such a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any, final
+
+import numpy as np
+import pyarrow as pa
+from google.protobuf.message import DecodeError
+
+from thinwire.caffe import schema
+from thinwire.errors import DataError
+
+BATCH_BYTES = 8 << 20
+MAX_DATUM = 64 << 20
+
+
+@final
+class DatumSource:
+    """The images and labels of an LMDB folder: columns `data`, of one shape, and `label`.
+
+    Args:
+        path: the folder that holds data.mdb, or that file.
+    """
+
+    transform = None
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        with self._opened() as (found, _):
+            self.num_rows = int(found.stat()["entries"])
+        if not self.num_rows:
+            raise DataError(f"{self.path!r} holds no Datum; is it the right folder?")
+        first = next(self._rows())[0]
+        self.shape, self._dtype = first.shape, first.dtype
+        self.schema = pa.schema(
+            [("data", pa.fixed_shape_tensor(pa.from_numpy_dtype(self._dtype), self.shape)), ("label", pa.int64())]
+        )
+
+    def batches(self) -> Iterator[Any]:
+        """Record batches of some 8 MiB, in the order of the keys."""
+        size = max(1, BATCH_BYTES // max(1, int(np.prod(self.shape)) * self._dtype.itemsize))
+        images: list[np.ndarray[Any, Any]] = []
+        labels: list[int] = []
+        for image, label in self._rows():
+            if image.shape != self.shape or image.dtype != self._dtype:
+                raise DataError(
+                    f"{self.path!r}: a Datum is {image.dtype}{image.shape}, the first was {self._dtype}{self.shape}; "
+                    "they must be alike: write the set with one size (resize_height, resize_width)"
+                )
+            images.append(image)
+            labels.append(label)
+            if len(images) == size:
+                yield self._batch(images, labels)
+                images, labels = [], []
+        if images:
+            yield self._batch(images, labels)
+
+    def _batch(self, images: list[np.ndarray[Any, Any]], labels: list[int]) -> Any:
+        flat = pa.array(np.concatenate([image.reshape(-1) for image in images]))
+        storage = pa.FixedSizeListArray.from_arrays(flat, int(np.prod(self.shape)))
+        kind = self.schema.field("data").type
+        columns = [pa.ExtensionArray.from_storage(kind, storage), pa.array(labels, pa.int64())]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _rows(self) -> Iterator[tuple[np.ndarray[Any, Any], int]]:
+        with self._opened() as (_, cursor):
+            for key, value in cursor:
+                try:
+                    yield decoded(value)
+                except DataError as error:
+                    raise DataError(f"{self.path!r}, key {key.decode('ascii', 'replace')!r}: {error}") from error
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[tuple[Any, Any]]:
+        lmdb = _lmdb()
+        file = os.path.isfile(self.path)
+        if not file and not os.path.isfile(os.path.join(self.path, "data.mdb")):
+            old = (
+                any(name.endswith((".ldb", ".sst")) for name in os.listdir(self.path))
+                if os.path.isdir(self.path)
+                else False
+            )
+            more = " It is LevelDB: convert it with Caffe's convert tools to LMDB." if old else ""
+            raise DataError(f"{self.path!r} is no LMDB folder: it has no data.mdb.{more}")
+        try:
+            opened = lmdb.open(self.path, subdir=not file, readonly=True, lock=False, readahead=False)
+            with opened, opened.begin() as reading, reading.cursor() as cursor:
+                yield opened, cursor
+        except lmdb.Error as error:
+            raise DataError(f"{self.path!r} cannot be read as LMDB: {error}") from error
+
+
+def decoded(value: bytes) -> tuple[np.ndarray[Any, Any], int]:
+    """A Datum's image, channels first, and its label."""
+    try:
+        datum = schema.message("Datum").FromString(value)
+    except DecodeError as error:
+        raise DataError(f"this is no Datum: {error}") from error
+    if datum.encoded:
+        return _picture(datum.data), int(datum.label)
+    shape = (datum.channels, datum.height, datum.width)
+    number = int(np.prod(shape, dtype=np.int64)) if min(shape) > 0 else 0
+    if not 0 < number <= MAX_DATUM:
+        raise DataError(f"a Datum of {shape} is not possible; channels, height and width are at least 1")
+    if datum.data:
+        values: np.ndarray[Any, Any] = np.frombuffer(datum.data, np.uint8)
+    else:
+        values = np.asarray(datum.float_data, np.float32)
+    if values.size != number:
+        raise DataError(f"a Datum of {shape} holds {values.size} values; it is damaged")
+    return values.reshape(shape), int(datum.label)
+
+
+def _picture(data: bytes) -> np.ndarray[Any, Any]:
+    """A JPEG or PNG as Caffe sees it: channels first, blue before green before red."""
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise DataError("this Datum is a JPEG or PNG; install Pillow to read it") from error
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            if image.width * image.height > MAX_DATUM // 3:
+                raise DataError(f"a picture of {image.width} × {image.height} is too large")
+            pixels = np.asarray(image if image.mode == "L" else image.convert("RGB"))
+    except (UnidentifiedImageError, OSError, ValueError) as error:
+        raise DataError(f"this Datum says that it is a picture, and cannot be read as one: {error}") from error
+    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels[:, :, ::-1].transpose(2, 0, 1))
+
+
+def write_lmdb(path: str | os.PathLike[str], rows: Iterable[tuple[np.ndarray[Any, Any], int]]) -> int:
+    """Writes images and labels as Datum messages into a new LMDB folder; returns how many."""
+    lmdb, name, count = _lmdb(), os.fspath(path), 0
+    if os.path.exists(name):
+        raise DataError(f"{name!r} is already there; name a new folder")
+    size, datum = 1 << 24, schema.message("Datum")
+    with lmdb.open(name, map_size=size) as opened:
+        for some in _thousands(rows):
+            packed = [_packed(datum, image, label) for image, label in some]
+            while size < 4 * (opened.info()["last_pgno"] + 16) * 4096 + 2 * sum(map(len, packed)):
+                size *= 2
+                opened.set_mapsize(size)
+            with opened.begin(write=True) as writing:
+                for offset, value in enumerate(packed):
+                    writing.put(f"{count + offset:08d}".encode(), value)
+            count += len(packed)
+    return count
+
+
+def _thousands(rows: Iterable[tuple[np.ndarray[Any, Any], int]]) -> Iterator[list[tuple[np.ndarray[Any, Any], int]]]:
+    left = iter(rows)
+    while some := list(itertools.islice(left, 1000)):
+        yield some
+
+
+def _packed(datum: Any, image: np.ndarray[Any, Any], label: int) -> bytes:
+    channels, height, width = image.shape
+    made = datum(channels=channels, height=height, width=width, label=int(label))
+    if image.dtype == np.uint8:
+        made.data = image.tobytes()
+    else:
+        made.float_data.extend(image.astype(np.float32).ravel().tolist())
+    found: bytes = made.SerializeToString()
+    return found
+
+
+def _lmdb() -> Any:
+    try:
+        import lmdb
+    except ImportError as error:
+        raise DataError("reading LMDB folders needs lmdb: pip install 'thinwire[caffe]'") from error
+    return lmdb
