@@ -9,19 +9,41 @@ from typing import cast
 from torch import nn
 
 from thinwire.errors import ConfigError, nearest
+from thinwire.models.boltzmann import crbm, dbm, dbn, dbn_classifier, gaussian_rbm, rbm
+from thinwire.models.cifar import fully_connected, resnet20, resnet110, three_convolutions
+from thinwire.models.codes import denoising_autoencoder, sparse_autoencoder
 from thinwire.models.large import alexnet, googlenet, resnet34, resnet152, vgg_a
+from thinwire.models.sequences import char_lstm, char_lstm_peephole, char_rnn
 from thinwire.models.small import cnn8, cnn28, lenet, mlp
 
 ZOO: dict[str, Callable[[], nn.Module]] = {
-    "alexnet": alexnet,
-    "cnn8": cnn8,
-    "cnn28": cnn28,
-    "googlenet": googlenet,
-    "lenet": lenet,
-    "mlp": mlp,
-    "resnet34": resnet34,
-    "resnet152": resnet152,
-    "vgg_a": vgg_a,
+    made.__name__: made
+    for made in (
+        alexnet,
+        char_lstm,
+        char_lstm_peephole,
+        char_rnn,
+        cnn8,
+        cnn28,
+        crbm,
+        dbm,
+        dbn,
+        dbn_classifier,
+        denoising_autoencoder,
+        fully_connected,
+        gaussian_rbm,
+        googlenet,
+        lenet,
+        mlp,
+        rbm,
+        resnet20,
+        resnet34,
+        resnet110,
+        resnet152,
+        sparse_autoencoder,
+        three_convolutions,
+        vgg_a,
+    )
 }
 
 
