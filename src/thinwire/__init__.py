@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from thinwire.cluster.spark import Spark
     from thinwire.engine.deadlines import Deadlines
     from thinwire.engine.stopping import EarlyStopping
+    from thinwire.placement.kinds import Pipeline, Planned, TensorParallel, Whole
+    from thinwire.replicas import Algorithm, BackPropagation, ConjugateGradient, ContrastiveDivergence
     from thinwire.session import Result, fit
     from thinwire.strategies import (
         EASGD,
@@ -27,6 +29,10 @@ __version__ = "0.1.0.dev0"
 
 _HOMES = {
     "Deadlines": "thinwire.engine.deadlines",
+    "Algorithm": "thinwire.replicas",
+    "BackPropagation": "thinwire.replicas",
+    "ConjugateGradient": "thinwire.replicas",
+    "ContrastiveDivergence": "thinwire.replicas",
     "DeepSpark": "thinwire.strategies",
     "DiLoCo": "thinwire.strategies",
     "EASGD": "thinwire.strategies",
@@ -34,16 +40,27 @@ _HOMES = {
     "Local": "thinwire.cluster.local",
     "MPCA": "thinwire.strategies",
     "ParameterTable": "thinwire.strategies",
+    "Pipeline": "thinwire.placement.kinds",
+    "Planned": "thinwire.placement.kinds",
     "Relay": "thinwire.strategies",
     "Result": "thinwire.session",
     "Spark": "thinwire.cluster.spark",
     "SparkNet": "thinwire.strategies",
     "Strategy": "thinwire.strategies",
     "Synchronous": "thinwire.strategies",
+    "TensorParallel": "thinwire.placement.kinds",
+    "Whole": "thinwire.placement.kinds",
     "fit": "thinwire.session",
 }
 
+_PACKAGES = ("caffe",)
+"""Reached as attributes, as in `thinwire.caffe.load`."""
+
 __all__ = [
+    "Algorithm",
+    "BackPropagation",
+    "ConjugateGradient",
+    "ContrastiveDivergence",
     "Deadlines",
     "DeepSpark",
     "DiLoCo",
@@ -52,12 +69,16 @@ __all__ = [
     "Local",
     "MPCA",
     "ParameterTable",
+    "Pipeline",
+    "Planned",
     "Relay",
     "Result",
     "Spark",
     "SparkNet",
     "Strategy",
     "Synchronous",
+    "TensorParallel",
+    "Whole",
     "__version__",
     "fit",
 ]
@@ -65,6 +86,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Loads a public name when it is first used, so that importing thinwire costs nothing."""
+    if name in _PACKAGES:
+        return importlib.import_module(f"thinwire.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'thinwire' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -22,8 +22,8 @@ from thinwire.display import Display
 from thinwire.engine.coordinator import Coordinator
 from thinwire.engine.outcome import Outcome, Policy
 from thinwire.engine.ports import Hub
-from thinwire.errors import ThinwireError
 from thinwire.job import Job, work
+from thinwire.placement import assembled
 from thinwire.replicas.torch import build_module
 from thinwire.runlog import RunLog
 from thinwire.strategies import name_of
@@ -47,6 +47,9 @@ class Run:
         self._job, self._cluster, self._dealt, self._log = job, cluster, dealt, log
         self._store, self._earlier, self._seed = store, earlier, seed
         self._coordinator: Coordinator | None = None
+        self.lost = self.generations = 0
+        self.saved: str | None = None
+        """The newest checkpoint of this run."""
 
     def execute(self, hub: Hub, policy: Policy, progress: bool | None) -> tuple[Outcome, float]:
         began = time.monotonic()
@@ -83,12 +86,16 @@ class Run:
                         display.say("stopping at the next round and leaving a checkpoint; Ctrl-C again to stop at once")
                         coordinator.interrupt()
             return outcome, time.monotonic() - began
-        except BaseException as error:
-            reason = str(error) if isinstance(error, ThinwireError) else repr(error)
-            self._log.close(events.RunEnded(reason=reason, summary={}))
-            raise
         finally:
             workforce.stop()
+            if self._coordinator is not None:
+                self.saved = self._coordinator.outcome.checkpoint or self.saved
+                self.lost += self._coordinator.outcome.workers_lost
+                self.generations += self._coordinator.outcome.generations
+
+    def go_on_from(self, store: CheckpointStore, manifest: Manifest, job: Job) -> None:
+        """The next time it is executed it begins there, with workers of its own."""
+        self._job, self._earlier = job, (store, manifest)
 
     def _started(self, policy: Policy) -> events.RunStarted:
         strategy = self._job.strategy
@@ -109,6 +116,7 @@ class Run:
         return {
             "strategy": name_of(self._job.strategy),
             "workers": self._job.workers,
+            "placement": repr(self._job.placement),
             "seed": self._seed,
             "total_rows": self._coordinator.membership.total_rows,
             "workers_at": {str(w): _at(p) for w, p in self._coordinator.membership.remembered.items()},
@@ -127,9 +135,12 @@ class Run:
         """The module with the run's parameters."""
         given = self._job.model
         module = copy.deepcopy(given) if isinstance(given, nn.Module) else build_module(given, self._job.spec.seed)
-        assert outcome.result is not None
-        state = decode(outcome.result)
-        module.cpu().load_state_dict(state)  # type: ignore[arg-type]
+        chunks: Any = [decode(data) for part in outcome.results.values() for data in part.values()]
+        if self._job.placement.group_size == 1:
+            whole = {name: value for chunk in chunks for name, value in chunk.items()}
+        else:
+            whole = module.state_dict() | assembled(chunks)
+        module.cpu().load_state_dict(whole)
         return module.eval()
 
     def summary(self, outcome: Outcome, seconds: float) -> dict[str, Any]:
@@ -137,6 +148,8 @@ class Run:
         found = {
             "strategy": name_of(self._job.strategy),
             "workers": self._job.workers,
+            "placement": self._job.placement.name,
+            "group_size": self._job.placement.group_size,
             "steps": outcome.steps,
             "rows": outcome.rows,
             "epochs": round(outcome.epochs, 4),
@@ -148,8 +161,8 @@ class Run:
             "busy": round(outcome.busy, 4),
             "bytes_sent": outcome.bytes_sent,
             "rounds": outcome.rounds,
-            "generations": outcome.generations,
-            "workers_lost": outcome.workers_lost,
+            "generations": self.generations,
+            "workers_lost": self.lost,
             "refused": outcome.refused,
             "complete": not outcome.unreplaced and not outcome.interrupted,
             "reason": outcome.reason,

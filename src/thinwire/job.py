@@ -8,8 +8,9 @@ import socket
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 from torch import nn
@@ -17,18 +18,21 @@ from torch import nn
 from thinwire.checkpoint import CheckpointStore, decode, encode
 from thinwire.data import Batch, Loader, Position, Sampler, Shard, ShardFiles
 from thinwire.data.feeds import Feed
+from thinwire.engine.grouped import GroupWorker
 from thinwire.engine.joint import JointState
 from thinwire.engine.plan import WorkerPlan
 from thinwire.engine.ports import COORDINATOR, Batches, Link, Wire
 from thinwire.engine.resuming import resume
 from thinwire.engine.signals import CutOffError, LeftError
 from thinwire.engine.worker import Worker
-from thinwire.errors import CheckpointError, TimedOutError
+from thinwire.errors import CheckpointError, ConfigError, TimedOutError
 from thinwire.exchange.mesh import Mesh
 from thinwire.exchange.peer import Peer, Seat, Trees
 from thinwire.exchange.spark.rounds import SparkMesh
 from thinwire.exchange.table.table import Table
+from thinwire.placement import Crew, GroupReplica, Placement, Whole, part_of
 from thinwire.replicas import TorchReplica, TrainSpec
+from thinwire.replicas.torch import resolve_device
 from thinwire.strategies import Strategy
 
 FETCH_S = 60.0
@@ -65,6 +69,7 @@ class Job:
     resume: tuple[str, str] | None
     """Store and name of the checkpoint to go on from."""
     silence_s: float = 30.0
+    placement: Placement = field(default_factory=Whole)
 
 
 class ShardBatches:
@@ -127,6 +132,7 @@ def work(
     """
     link = job.wire.link(worker, attempt)
     peer: Peer | None = None
+    runner: Worker | None = None
     try:
         runner, peer = _build(job, worker, attempt, link, first, given, gpu)
         runner.run()
@@ -151,6 +157,8 @@ def work(
     finally:
         if peer is not None and peer.started:
             peer.close()
+        if job.placement.group_size > 1 and runner is not None:
+            runner.replica.crew.disband()
     return True
 
 
@@ -162,21 +170,28 @@ def _build(
         count = torch.cuda.device_count()  # a cluster that shows a task its own GPU alone may still name it by number
         spec = replace(spec, device=f"cuda:{worker % count if gpu is None else min(gpu, count - 1)}")
     helps = worker >= job.workers
-    replica = TorchReplica(job.model, replace(spec, device="cpu") if helps else spec, worker)
     batches: Batches = NoBatches()
     if not helps:
         with job.feed.shard(worker, given, functools.partial(_fetch, link, attempt)) as files:
-            batches = ShardBatches(files, job, worker, replica.device)
+            batches = ShardBatches(files, job, worker, resolve_device(spec.device))
+    hello = _hello() | {"rows": batches.num_rows}
+    replica: TorchReplica
+    if job.placement.group_size > 1:
+        replica = _part(job, spec, worker, link, batches)
+        hello["meets"] = replica.crew.address if replica.crew.part == 0 else None
+    else:
+        replica = TorchReplica(job.model, replace(spec, device="cpu") if helps else spec, worker)
+    replicas = job.workers // job.placement.group_size
     strategy = job.strategy.with_optimizer(spec.optimizer)
-    joint = JointState(strategy, replica.vector.detach().cpu(), job.workers)
+    joint = JointState(strategy, replica.vector.detach().cpu(), replicas)
     settings: dict[str, Any] = {"kind": SparkMesh if job.exchange == "spark" else Mesh}
     if job.exchange == "table":
-        settings = {"kind": Table, "workers": job.workers}
+        settings = {"kind": Table, "workers": replicas}
         if strategy.subject == "gradients":
             settings["borders"] = (*replica.parameters.offsets, replica.parameters.size)
     peer = Peer(
         link,
-        Seat(worker, attempt, _hello() | {"rows": batches.num_rows}),
+        Seat(worker, attempt, hello),
         joint,
         **settings,
         codec_name=job.plan.codec,
@@ -186,10 +201,23 @@ def _build(
     )
     save = None if job.checkpoints is None else CheckpointStore(job.checkpoints).write_part
     plan = replace(job.plan, worker=worker, attempt=attempt)
-    runner = Worker(plan, replica, batches, peer, joint, save)
+    kind = GroupWorker if job.placement.group_size > 1 else Worker
+    runner = kind(plan, replica, batches, peer, joint, save)
     if job.resume is not None and first:
         _resume(runner, job, worker)
     return runner, peer
+
+
+def _part(job: Job, spec: TrainSpec, worker: int, link: Link, batches: Batches) -> GroupReplica:
+    """A worker's part of its group's replica, as its own rows and the placement ask for it."""
+    first = next(iter(batches.training((0, 0), 1)), None)
+    if first is None:
+        raise ConfigError(
+            f"worker {worker} has no rows, and each worker of a group needs some: use fewer workers, or more partitions"
+        )
+    size, host = job.placement.group_size, urlsplit(link.address).hostname or "127.0.0.1"
+    crew = Crew(worker % size, size, host)
+    return part_of(job.placement, job.model, spec, worker, crew=crew, examples=list(first.inputs), rows=job.batch_size)
 
 
 def _fetch(link: Link, attempt: int, name: str) -> Iterator[bytes]:
@@ -213,7 +241,8 @@ def _resume(runner: Worker, job: Job, worker: int) -> None:
     assert job.resume is not None
     store = CheckpointStore(job.resume[0])
     manifest = store.load(job.resume[1])
-    joint = store.read_part(manifest, "joint")
+    part = worker % job.placement.group_size
+    joint = store.read_part(manifest, f"joint-{part}" if part else "joint")
     if not isinstance(joint, dict):
         raise CheckpointError(f"checkpoint {manifest.name} holds no joint state; go on from another one")
     same = manifest.meta.get("workers") == job.workers

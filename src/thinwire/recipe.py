@@ -21,11 +21,13 @@ else:
 class ModelSection:
     zoo: str | None = None
     factory: str | None = None
+    caffe: str | None = None
+    weights: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSection:
-    source: str | list[str] = "digits"
+    source: str | list[str] | None = None
     inputs: list[str] | None = None
     label: str | None = "label"
     weight: str | None = None
@@ -38,10 +40,12 @@ class TrainSection:
     epochs: int | None = None
     steps: int | None = None
     until: str | None = None
-    batch_size: int = 64
-    loss: str = "cross_entropy"
+    batch_size: int | None = None
+    loss: str | None = None
+    algorithm: str | dict[str, Any] = "back_propagation"
     optimizer: str | dict[str, Any] = "sgd"
     scheduler: dict[str, Any] | None = None
+    solver: str | None = None
     seed: int = 0
     metrics: list[str] | None = None
     clip_norm: float | int | None = None
@@ -61,6 +65,11 @@ class ExchangeSection:
 @dataclass(frozen=True, kw_only=True)
 class PlacementSection:
     kind: str = "whole"
+    group_size: int | None = None
+    memory_gb: float | int | None = None
+    link_gbit: float | int | None = None
+    latency_ms: float | int | None = None
+    microbatches: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

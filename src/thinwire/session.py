@@ -8,16 +8,23 @@ import json
 import secrets
 import tempfile
 import uuid
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from thinwire import events
 from thinwire.checkpoint import CheckpointStore, Manifest, write_file
+from thinwire.checks import (
+    carrier_for,
+    columns_for,
+    metrics_for,
+    objective_for,
+    placement_for,
+    refuse_impossible,
+    strategy_for,
+)
 from thinwire.cluster.base import Cluster, Site
 from thinwire.cluster.frames import is_frame
 from thinwire.cluster.local import Local
@@ -28,24 +35,21 @@ from thinwire.engine.outcome import Policy
 from thinwire.engine.plan import WorkerPlan
 from thinwire.engine.ports import Hub, Wire
 from thinwire.engine.stopping import EarlyStopping, Target
-from thinwire.errors import CheckpointError, ConfigError, Interrupted, nearest
+from thinwire.errors import CheckpointError, ConfigError, Interrupted, LostWorkersError, ThinwireError
 from thinwire.job import Columns, Job, Transform
 from thinwire.models import model_by_name
-from thinwire.replicas import TrainSpec
+from thinwire.placement import Placement, Whole
+from thinwire.replicas import Algorithm, BackPropagation, TrainSpec
+from thinwire.replicas.keras import KerasModule, is_keras
 from thinwire.replicas.objectives import (
     Loss,
     Metric,
     NamedOptimizer,
-    NamedScheduler,
-    Objective,
     OptimizerFactory,
     SchedulerFactory,
-    metrics_of,
 )
-from thinwire.rules.compression import codec as codec_by_name
 from thinwire.runlog import RunLog
-from thinwire.strategies import Measured, Relay, Served, Strategy, name_of
-from thinwire.strategies import strategy as strategy_by_name
+from thinwire.strategies import Strategy, name_of
 
 
 @dataclass(frozen=True)
@@ -69,11 +73,13 @@ def fit(
     *,
     inputs: Sequence[str] | None = None,
     label: str | None = "label",
-    loss: str | Loss = "cross_entropy",
+    loss: str | Loss | None = None,
     optimizer: str | OptimizerFactory = "sgd",
     scheduler: SchedulerFactory | None = None,
     scheduler_every: Literal["step", "epoch"] = "epoch",
+    algorithm: Algorithm | None = None,
     strategy: Strategy | str | None = None,
+    placement: Placement | None = None,
     cluster: Cluster | None = None,
     exchange: str = "auto",
     codec: str = "float32",
@@ -106,11 +112,13 @@ def fit(
         data: arrays, an Arrow table, a Parquet path or glob, or a built-in set such as "digits".
         inputs: columns given to the model, in its order; None takes all but label and weight.
         label: the column the loss compares with; None calls the loss with the output alone.
-        loss: a name, or a callable of (output, label).
+        loss: a name, or a callable of (output, label); "cross_entropy", or the algorithm's own, unless said.
         optimizer: a name, or a callable that makes the optimizer from the parameters.
         scheduler: makes a learning-rate scheduler from the optimizer.
         scheduler_every: whether it moves after each step or each epoch.
+        algorithm: how a gradient is found: `BackPropagation` unless said, or `ContrastiveDivergence`.
         strategy: what replicas tell each other; `Relay` unless said.
+        placement: how one replica spans several workers: `Planned`, `TensorParallel` or `Pipeline`; whole unless said.
         cluster: where workers run; two local processes unless said.
         exchange: how bytes move: "mesh", "table", "spark", or "auto", which takes what the strategy needs.
         codec: how contributions are packed, for strategies that leave it open.
@@ -136,25 +144,30 @@ def fit(
         deadlines: how long to wait for workers.
         progress: show a live display; only on a terminal unless said.
     """
-    chosen = _strategy(strategy)
+    chosen = strategy_for(strategy)
     where = (cluster or _default_cluster(data)).site(data)
     patience = where.deadlines(deadlines)
-    factory = model_by_name(model) if isinstance(model, str) else model
+    factory: Any = model_by_name(model) if isinstance(model, str) else model
+    if is_keras(factory):
+        factory = KerasModule(factory)
+    loss, metrics = objective_for(algorithm, loss, metrics)
     spec = TrainSpec(
         loss=loss,
+        algorithm=algorithm or BackPropagation(),
         optimizer=NamedOptimizer(optimizer, lr=0.01) if isinstance(optimizer, str) else optimizer,
         scheduler=scheduler,
         scheduler_every=scheduler_every,
-        metrics=_metrics(metrics, loss),
+        metrics=metrics_for(metrics, loss),
         clip_norm=clip_norm,
         precision=precision,
         device=device,
         seed=seed,
     )
-    carrier = _carrier(exchange, chosen, where)
+    carrier = carrier_for(exchange, chosen, where)
+    spread = placement_for(placement, chosen, carrier, where)
     if carrier == "spark" and deadlines is None:  # jobs are slow, and letters are not lost
         patience = dataclasses.replace(patience, stall_s=300.0, silence_s=60.0, prepare_s=60.0)
-    _check(spec, chosen, codec, epochs=epochs, steps=steps, batch_size=batch_size)
+    refuse_impossible(spec, chosen, codec, spread, epochs=epochs, steps=steps, batch_size=batch_size)
     if validation is None and (until is not None or stop is not None):
         asked = "until" if until is not None else "stop"
         raise ConfigError(f"{asked} looks at validation rows and there are none; give validation=0.1, or other rows")
@@ -166,7 +179,7 @@ def fit(
     with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
         opened = where.open(data, validation)
         where.look(out, ports=carrier != "spark")
-        names = _columns([n for n in opened.names if n != opened.indicator], inputs, label, weight)
+        names = columns_for([n for n in opened.names if n != opened.indicator], inputs, label, weight)
         wanted = Wanted(
             columns=None if transform is not None else (*names, *(n for n in (label, weight) if n)),
             validation=float(validation) if isinstance(validation, float | int) else 0.0,
@@ -174,9 +187,9 @@ def fit(
             seed=seed,
         )
         dealt = opened.deal(wanted, folder)
-        log = RunLog(out, callbacks)
         store = CheckpointStore(f"{out.rstrip('/')}/checkpoints") if out is not None else None
-        earlier = _earlier(resume, chosen) if resume is not None else None
+        earlier = _earlier(resume, chosen, spread) if resume is not None else None
+        log = RunLog(out, callbacks)
         plan = WorkerPlan(
             worker=0,
             attempt=0,
@@ -188,6 +201,7 @@ def fit(
             keeps_best=stop is not None if restore_best is None else restore_best,
             codec=codec,
             deadlines=patience,
+            group_size=spread.group_size,
         )
         hub, wire = _wire(where, carrier)
         job = Job(
@@ -204,19 +218,33 @@ def fit(
             wire=wire,
             checkpoints=None if store is None else store.url,
             resume=None if earlier is None else (earlier[0].url, earlier[1].name),
+            placement=spread,
         )
-        run = Run(job, where, dealt, log, store, earlier, seed)
         policy = Policy(
             workers=where.workers,
             helpers=chosen.helpers,
             stop=stop,
             until=policy_stop,
             deadlines=patience,
+            group_size=spread.group_size,
         )
+        run = Run(job, where, dealt, log, store, earlier, seed)
         try:
-            outcome, seconds = run.execute(hub, policy, progress)
-        finally:
-            hub.close()
+            while True:
+                try:
+                    outcome, seconds = run.execute(hub, policy, progress)
+                    break
+                except LostWorkersError as lost:
+                    earlier = _from_checkpoint(lost, spread, store, run.saved, earlier)
+                finally:
+                    hub.close()
+                hub, wire = _wire(where, carrier)
+                job = dataclasses.replace(job, wire=wire, resume=(earlier[0].url, earlier[1].name))
+                run.go_on_from(*earlier, job)
+        except BaseException as error:
+            reason = str(error) if isinstance(error, ThinwireError) else repr(error)
+            log.close(events.RunEnded(reason=reason, summary={}))
+            raise
         summary = run.summary(outcome, seconds)
         log.close(events.RunEnded(reason=outcome.reason, summary=summary))
         if out is not None:
@@ -235,28 +263,17 @@ def _default_cluster(data: Any) -> Cluster:
     return Spark()
 
 
-def _carrier(asked: str, strategy: Strategy, where: Site) -> str:
-    """The exchange that carries a strategy; refuses one that cannot."""
-    name, late = name_of(strategy), strategy.timing == "async"
-    if late and not isinstance(strategy, Served):
-        raise ConfigError(f"{name} has timing 'async' and is no Served: derive it from thinwire.strategies.Served")
-    if asked not in ("auto", "mesh", "table", "spark"):
-        raise ConfigError(f"exchange = {asked!r} is not known. {nearest(asked, ('auto', 'mesh', 'table', 'spark'))}")
-    if late and asked in ("mesh", "spark"):
-        raise ConfigError(
-            f"exchange = {asked!r} cannot carry {name}: its rounds are of all workers, and {name} has each worker meet "
-            "the joint model alone; use exchange='table'"
-        )
-    if asked == "table" and not late:
-        raise ConfigError(f"exchange = 'table' cannot carry {name}: its rounds are of all workers; use exchange='mesh'")
-    if asked == "spark":
-        where.needs_jobs()
-        if strategy.quorum < 1.0:
-            raise ConfigError(
-                f"exchange = 'spark' cannot carry {name} with quorum={strategy.quorum}: Spark sums what all workers "
-                "gave; use quorum=1, or exchange='mesh'"
-            )
-    return ("table" if late else "mesh") if asked == "auto" else asked
+def _from_checkpoint(
+    lost: LostWorkersError,
+    placement: Placement,
+    store: CheckpointStore | None,
+    saved: str | None,
+    earlier: tuple[CheckpointStore, Manifest] | None,
+) -> tuple[CheckpointStore, Manifest]:
+    """Where groups go on from when no replica is whole; raises where there is nothing new since the last time."""
+    if store is None or saved is None or placement.group_size == 1 or (earlier and earlier[1].name == saved):
+        raise lost
+    return store, store.load(saved)
 
 
 def _wire(cluster: Site, carrier: str) -> tuple[Hub, Wire]:
@@ -279,54 +296,6 @@ def _wire(cluster: Site, carrier: str) -> tuple[Hub, Wire]:
     return hub, ZmqWire(keys, hub.address, cluster.peer_host)
 
 
-def _strategy(given: Strategy | str | None) -> Strategy:
-    if given is None:
-        return Relay()
-    if isinstance(given, str):
-        return strategy_by_name(given)
-    if not isinstance(given, Strategy):
-        raise ConfigError(f"strategy is {type(given).__name__}; give a strategy such as tw.Relay(), or its name")
-    return given
-
-
-def _metrics(given: Sequence[str] | Mapping[str, Metric] | None, loss: object) -> Any:
-    if given is None:
-        return ("accuracy",) if loss in ("cross_entropy", "nll", "bce_with_logits") else ()
-    return dict(given) if isinstance(given, Mapping) else tuple(given)
-
-
-def _check(spec: TrainSpec, strategy: Strategy, codec: str, **numbers: int | None) -> None:
-    """Refuses what cannot work before any process starts."""
-    Objective(spec.loss)
-    metrics_of(spec.metrics)
-    codec_by_name(codec)
-    own = strategy.setting(Measured(1, 2, 0, None, None), None).codec
-    if codec != "float32" and own is not None:
-        warnings.warn(f"codec={codec!r} has no effect: {name_of(strategy)} packs in {own} itself", stacklevel=4)
-    if isinstance(spec.optimizer, NamedOptimizer):
-        made = spec.optimizer([nn.Parameter(torch.zeros(1))])
-        if isinstance(spec.scheduler, NamedScheduler):
-            spec.scheduler(made)
-    if strategy.timing == "async" and codec != "float32":
-        raise ConfigError(f"codec={codec!r} is not possible with {name_of(strategy)}: the table sends float32")
-    for name, value in numbers.items():
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} = {value} is too small; use 1 or more")
-    if spec.precision not in ("float32", "bfloat16"):
-        raise ConfigError(f"precision = {spec.precision!r} is not known; use 'float32' or 'bfloat16'")
-
-
-def _columns(
-    present: Sequence[str], inputs: Sequence[str] | None, label: str | None, weight: str | None
-) -> tuple[str, ...]:
-    if inputs is not None:
-        return tuple([inputs] if isinstance(inputs, str) else inputs)
-    found = tuple(n for n in present if n not in (label, weight))
-    if not found:
-        raise ConfigError(f"no input columns are left in {list(present)}; name them with inputs=[…]")
-    return found
-
-
 def in_turn(first: Transform | None, second: Transform | None) -> Transform | None:
     """Two transforms as one."""
     if first is None or second is None:
@@ -339,7 +308,7 @@ def composed(first: Transform, second: Transform, columns: dict[str, Any]) -> di
     return second(first(columns))
 
 
-def _earlier(resume: str, strategy: Strategy) -> tuple[CheckpointStore, Manifest]:
+def _earlier(resume: str, strategy: Strategy, placement: Placement) -> tuple[CheckpointStore, Manifest]:
     store = CheckpointStore(f"{resume.rstrip('/')}/checkpoints")
     manifest = store.latest()
     if manifest is None:
@@ -351,5 +320,11 @@ def _earlier(resume: str, strategy: Strategy) -> tuple[CheckpointStore, Manifest
         raise CheckpointError(
             f"checkpoint {manifest.name} in {resume!r} was made by strategy {made_by!r}, not {name_of(strategy)!r}; "
             "resume with the same strategy"
+        )
+    placed = manifest.meta.get("placement", repr(Whole()))
+    if placed != repr(placement):
+        raise CheckpointError(
+            f"checkpoint {manifest.name} in {resume!r} was made with placement {placed}, not {placement!r}; "
+            "resume with the same placement"
         )
     return store, manifest

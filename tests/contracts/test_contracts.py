@@ -71,6 +71,7 @@ def test_command_line_options_are_these() -> None:
                 found[name] = sorted(o for a in sub._actions for o in (a.option_strings or [a.dest]))
     assert found == {
         "bench": ["--help", "--json", "--quick", "--save", "-h", "name"],
+        "caffe": ["--help", "-h", "act"],
         "doctor": ["--data", "--help", "--json", "--master", "--workers", "-h"],
         "plan": [
             "--gflops",
@@ -81,6 +82,7 @@ def test_command_line_options_are_these() -> None:
             "--latency",
             "--link",
             "--memory",
+            "--profile",
             "--set",
             "--workers",
             "-h",

@@ -70,7 +70,7 @@ def test_a_factory_beside_the_recipe_is_found(tmp_path: Path) -> None:
         (["cluster.kind=locl"], 2, "Did you mean 'local'?"),
         (["cluster.workers=0"], 2, "cluster.workers = 0 is too small"),
         (["model.zoo=cnn9"], 2, "Did you mean 'cnn8'?"),
-        (["model.factory=nowhere:net"], 2, "needs one of zoo and factory"),
+        (["model.factory=nowhere:net"], 2, "needs one of zoo, factory and caffe"),
         (["data.source=digts"], 3, "Did you mean 'digits'?"),
         (["data.source=missing/*.parquet"], 3, "missing/*.parquet"),
         (["data.inputs=['pixel']"], 3, "Did you mean 'pixels'?"),
@@ -132,6 +132,30 @@ def test_a_plan_takes_the_shape_of_the_recipe_s_own_data(capsys: pytest.CaptureF
     assert sum(layer["parameters"] for layer in found["layers"]) == 22_698
     assert found["strategy"] == "relay"
     assert found["sparknet_period"] > 1
+
+
+def test_a_plan_counts_with_layer_times_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", DIGITS, "--workers", "2", "--group", "2", "--profile", "--json"]) == 0
+    timed = json.loads(capsys.readouterr().out)
+    assert main(["plan", DIGITS, "--workers", "2", "--group", "2", "--gflops", "1e9", "--json"]) == 0
+    counted = json.loads(capsys.readouterr().out)
+    assert timed["totals"]["sent_bytes"] == counted["totals"]["sent_bytes"]
+    assert timed["totals"]["compute_s"] > counted["totals"]["compute_s"]
+    assert {layer["name"] for layer in timed["layers"] if layer["compute_s"] == 0} <= {
+        "input_1",
+        "output",
+        "x",
+        "input",
+    }
+
+
+def test_a_recipe_names_a_placement(capsys: pytest.CaptureFixture[str]) -> None:
+    placed = ["--set", "placement.kind=planned", "--set", "placement.group_size=2", "--set", "train.epochs=1"]
+    assert main(["train", DIGITS, "--json", "--set", "cluster.workers=2", *placed]) == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (summary["placement"], summary["group_size"], summary["complete"]) == ("planned", 2, True)
+    assert main(["train", DIGITS, "--set", "placement.kind=whole", "--set", "placement.microbatches=2"]) == 2
+    assert "placement.microbatches is nothing that whole has" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

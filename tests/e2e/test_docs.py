@@ -113,6 +113,8 @@ EXAMPLES = {
     "compare_strategies.py": ["--epochs", "1", "--workers", "2", "--picture", "picture.svg"],
     "spark_digits.py": [],
     "spark_sql_and_stream.py": [],
+    "sparknet_by_hand.py": [],
+    "pretrain.py": [],
 }
 
 

@@ -80,12 +80,23 @@ def parser() -> argparse.ArgumentParser:
         "--group", type=int, metavar="M", help="workers of a replica; the fewest it fits into unless given"
     )
     plan.add_argument("--memory", metavar="SIZE", help="of each worker, such as 8gb; no limit unless given")
+    plan.add_argument("--profile", action="store_true", help="time the layers here instead; the network is made for it")
     plan.add_argument("--gflops", type=float, metavar="F", help="of each worker; as one thread here unless given")
     plan.add_argument("--input", metavar="SHAPE", help="of one row, such as 3x224x224; as the data has it unless given")
     plan.add_argument(
         "--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help="change one key of the recipe"
     )
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
+    caffe = commands.add_parser("caffe", help="look at Caffe's networks, solvers and weights, and convert them")
+    acts = caffe.add_subparsers(dest="act", metavar="ACT", required=True, parser_class=_Parser)
+    show = acts.add_parser("show", help="a network layer by layer, a solver's settings, or a caffemodel's blobs")
+    convert = acts.add_parser("convert", help="weights from Caffe's form to safetensors, or back")
+    convert.add_argument("--out", required=True, metavar="FILE", help="where to: .safetensors or .caffemodel")
+    for act in (show, convert):
+        act.add_argument("file", metavar="NET.prototxt", help="the network")
+        act.add_argument("--weights", metavar="FILE", help="a caffemodel, or safetensors that were converted before")
+        act.add_argument("--input", metavar="SHAPE", help="of one row, such as 3x32x32, where the network tells none")
+        act.add_argument("--phase", choices=("TRAIN", "TEST"), default="TEST", help="which layers it has (TEST)")
     bed = commands.add_parser("testbed", help="a Spark cluster on an emulated network of this machine (root only)")
     run = bed.add_subparsers(dest="act", metavar="ACT", required=True, parser_class=_Parser).add_parser(
         "run", help="run a command on the driver's node; it finds the cluster in THINWIRE_MASTER"
@@ -114,6 +125,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from thinwire.cli.plan import show_plan
 
             return show_plan(options)
+        if options.command == "caffe":
+            from thinwire.cli.caffe import act
+
+            return act(options)
         if options.command == "doctor":
             from thinwire.cli.doctor import doctor
 

@@ -2,63 +2,105 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from thinwire.cluster.base import Cluster
 from thinwire.cluster.local import Local
+from thinwire.data import open_source
+from thinwire.data.columns import dense
 from thinwire.engine.stopping import EarlyStopping
 from thinwire.errors import ConfigError, nearest
+from thinwire.placement import Pipeline, Placement, Planned, TensorParallel, Whole
 from thinwire.recipe import Recipe
+from thinwire.replicas import Algorithm
+from thinwire.replicas.algorithms import ALGORITHMS
 from thinwire.replicas.objectives import NamedOptimizer, NamedScheduler
 from thinwire.session import Result, fit
 from thinwire.strategies import strategy
+
+DIGITS = "digits"
+BATCH_SIZE = 64
 
 
 def run(recipe: Recipe, *, out: str | None, resume: str | None, progress: bool | None) -> Result:
     """Runs a recipe."""
     train, data = recipe.train, recipe.data
     scheduler, every = _scheduler(train.scheduler)
-    return fit(
-        model_name(recipe),
-        data.source,
-        inputs=data.inputs,
-        label=data.label,
-        loss=train.loss,
-        optimizer=_optimizer(train.optimizer),
-        scheduler=scheduler,
-        scheduler_every=every,
+    by_caffe = recipe.model.caffe is not None or train.solver is not None
+    folder = out or recipe.run.out
+    asked: dict[str, Any] = {
+        "model": None if by_caffe else model_name(recipe),
+        "data": data.source or DIGITS,
+        "inputs": data.inputs,
+        "label": data.label,
+        "loss": imported("train.loss", train.loss) if train.loss and ":" in train.loss else train.loss,
+        "algorithm": _algorithm(train.algorithm),
+        "optimizer": _optimizer(train.optimizer),
+        "scheduler": scheduler,
+        "scheduler_every": every,
+        "epochs": train.epochs,
+        "steps": train.steps,
+        "batch_size": train.batch_size or BATCH_SIZE,
+        "validation": data.validation,
+        "metrics": train.metrics,
+        "evaluate_every": train.evaluate_every,
+    }
+    if by_caffe:
+        from thinwire.cli.caffe import arguments, keep
+
+        asked |= arguments(recipe)
+    result = fit(
+        **asked,
         strategy=_strategy(recipe.strategy),
+        placement=placement_of(recipe),
         cluster=_cluster(recipe),
         exchange=recipe.exchange.kind,
         codec=recipe.exchange.codec,
-        epochs=train.epochs,
-        steps=train.steps,
         until=train.until,
-        batch_size=train.batch_size,
-        validation=data.validation,
         weight=data.weight,
         transform=None if data.transform is None else imported("data.transform", data.transform),
-        metrics=train.metrics,
         stop=_stop(train.stop),
         restore_best=train.restore_best,
         clip_norm=train.clip_norm,
         precision=train.precision,  # type: ignore[arg-type]
         device=train.device,
-        evaluate_every=train.evaluate_every,
         checkpoint_every=recipe.run.checkpoint_every,
-        out=out or recipe.run.out,
+        out=folder,
         resume=resume,
         seed=train.seed,
         progress=progress,
     )
+    if by_caffe and folder is not None:
+        keep(result.model, folder)
+    return result
+
+
+def first_rows(recipe: Recipe, names: Sequence[str] | None) -> dict[str, torch.Tensor]:
+    """The first rows of a recipe's data, as the model would get them: these columns, or all but label and weight."""
+    data = recipe.data
+    source = open_source(data.source or DIGITS)
+    batch = next(iter(source.batches())).slice(0, 2)
+    if names is None:
+        names = [name for name in source.schema.names if name not in (data.label, data.weight)]
+    values: dict[str, Any] = {name: torch.from_numpy(dense(batch.column(name)).copy()) for name in names}
+    for transform in (source.transform, None if data.transform is None else imported("data.transform", data.transform)):
+        values = values if transform is None else transform(values)
+    return {name: values[name] for name in names}
 
 
 def model_name(recipe: Recipe) -> str:
     """The network that a recipe names."""
     model = recipe.model
     if (model.zoo is None) == (model.factory is None):
-        raise ConfigError('[model] needs one of zoo and factory; write zoo = "cnn8" or factory = "package.module:fn"')
+        raise ConfigError(
+            '[model] needs one of zoo, factory and caffe; write zoo = "cnn8", factory = "package.module:fn" or '
+            'caffe = "train_val.prototxt"'
+        )
     return model.zoo or model.factory or ""
 
 
@@ -88,6 +130,19 @@ def _scheduler(given: dict[str, Any] | None) -> tuple[NamedScheduler | None, Any
     return NamedScheduler(str(settings.pop("name")), **settings), every
 
 
+def _algorithm(given: str | dict[str, Any]) -> Algorithm:
+    settings = {"name": given} if isinstance(given, str) else dict(given)
+    name = str(settings.pop("name", ""))
+    if name not in ALGORITHMS:
+        raise ConfigError(f"train.algorithm.name = {name!r} is not known. {nearest(name, ALGORITHMS)}")
+    kind = ALGORITHMS[name]
+    allowed = tuple(field.name for field in dataclasses.fields(kind))
+    for key in settings:
+        if key not in allowed:
+            raise ConfigError(f"train.algorithm.{key} is nothing that {name} has. {nearest(key, allowed)}")
+    return kind(**settings)
+
+
 def _stop(given: dict[str, Any] | None) -> EarlyStopping | None:
     if given is None:
         return None
@@ -98,10 +153,22 @@ def _stop(given: dict[str, Any] | None) -> EarlyStopping | None:
     return EarlyStopping(**given)
 
 
+def placement_of(recipe: Recipe) -> Placement:
+    """How a recipe has one replica span several workers."""
+    kinds = {kind.name: kind for kind in (Whole, TensorParallel, Planned, Pipeline)}
+    _only("placement.kind", recipe.placement.kind, tuple(kinds))
+    kind = kinds[recipe.placement.kind]
+    given = {k: v for k, v in dataclasses.asdict(recipe.placement).items() if v is not None and k != "kind"}
+    allowed = tuple(f.name for f in dataclasses.fields(kind))
+    for key in given:
+        if key not in allowed:
+            raise ConfigError(f"placement.{key} is nothing that {kind.name} has. {nearest(key, allowed)}")
+    return kind(**given)
+
+
 def _cluster(recipe: Recipe) -> Cluster:
     cluster = recipe.cluster
     _only("cluster.kind", cluster.kind, ("local", "spark"))
-    _only("placement.kind", recipe.placement.kind, ("whole",))
     if cluster.kind == "local":
         return Local(workers=cluster.workers, threads=cluster.threads, max_restarts=cluster.max_restarts)
     from thinwire.cluster.spark import Spark

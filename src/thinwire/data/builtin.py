@@ -28,6 +28,7 @@ Array = np.ndarray[Any, Any]
 
 _IDX_PREFIX = {"train": "train", "test": "t10k"}
 _CIFAR_ROW = 1 + 3 * 32 * 32
+TEXT_LENGTH = 64
 _HOW_TO_GET = "Download and unpack the files from the set's home page, and name their folder."
 
 
@@ -47,7 +48,7 @@ def load_named(name: str, folder: str, split: str) -> Loaded:
         raise DataError(f"{name!r} needs a folder; {name}:DIR is allowed, DIR holding its files. {_HOW_TO_GET}")
     load = NAMES[name]
     assert load is not None
-    return load(os.path.expanduser(folder), split), scale_pixels
+    return load(os.path.expanduser(folder), split), None if name == "text" else scale_pixels
 
 
 def load_folder(folder: str, split: str) -> Loaded | None:
@@ -152,11 +153,27 @@ def _cifar_paths(folder: str, split: str) -> list[str]:
     return []
 
 
+def _text(path: str, split: str) -> Any:
+    """A text as rows of 64 characters, and at each the one that follows; its last tenth is the test split."""
+    try:
+        raw = np.fromfile(path, np.uint8)
+    except OSError as error:
+        raise DataError(f"{path!r} cannot be read ({error}); name a file of text, as in text:FILE") from error
+    border = len(raw) * 9 // 10
+    part = raw[border:] if split == "test" else raw[:border]
+    rows = (len(part) - 1) // TEXT_LENGTH
+    if rows < 1:
+        raise DataError(f"{path!r} has {len(raw)} bytes; ten rows of {TEXT_LENGTH} characters are needed at least")
+    here, after = (part[start : start + rows * TEXT_LENGTH].reshape(rows, TEXT_LENGTH) for start in (0, 1))
+    return table_of_arrays({"characters": here, "label": after.astype(np.int64)})
+
+
 NAMES: dict[str, Callable[[str, str], Any] | None] = {
     "digits": None,
     "mnist": _idx_set,
     "fashion-mnist": _idx_set,
     "cifar10": _cifar,
+    "text": _text,
 }
 
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812 - the name every torch user knows
 from torch import Tensor
 
 from thinwire.errors import ConfigError, DataError, nearest
+from thinwire.replicas.searches import ConjugateGradient
 
 Loss = Callable[..., Tensor]
 Metric = Callable[[Any, Tensor], Tensor]
@@ -60,10 +61,12 @@ METRICS: dict[str, Metric] = {
     "mse": lambda o, y: _rows((o - _like(o, y)).square()),
 }
 
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adagrad": torch.optim.Adagrad,
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
+    "conjugate_gradient": ConjugateGradient,
+    "lbfgs": torch.optim.LBFGS,
     "rmsprop": torch.optim.RMSprop,
     "sgd": torch.optim.SGD,
 }

@@ -18,6 +18,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from thinwire.errors import ConfigError, DivergedError
 from thinwire.parameters import Buffers, FlatParameters
+from thinwire.replicas.algorithms import Algorithm, BackPropagation, Memory
+from thinwire.replicas.keras import KerasModule, is_keras
 from thinwire.replicas.objectives import (
     Loss,
     Metric,
@@ -26,6 +28,7 @@ from thinwire.replicas.objectives import (
     SchedulerFactory,
     metrics_of,
 )
+from thinwire.replicas.searches import needs_closure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +38,7 @@ class TrainSpec:
     Args:
         loss: a name or a callable of (output, label).
         optimizer: makes the optimizer from the parameters.
+        algorithm: how the gradient is found.
         scheduler: makes a learning-rate scheduler from the optimizer.
         scheduler_every: whether the scheduler moves after each step or each epoch.
         metrics: names, or callables of (output, label) by name, measured on validation rows.
@@ -46,6 +50,7 @@ class TrainSpec:
 
     loss: str | Loss
     optimizer: OptimizerFactory
+    algorithm: Algorithm = field(default_factory=BackPropagation)
     scheduler: SchedulerFactory | None = None
     scheduler_every: Literal["step", "epoch"] = "epoch"
     metrics: tuple[str, ...] | Mapping[str, Metric] = field(default_factory=tuple)
@@ -55,18 +60,30 @@ class TrainSpec:
     seed: int = 0
 
 
+PIECE_BYTES = 8 << 20
 _building = threading.Lock()
 
 
 def build_module(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
     """The module itself, or what its factory makes under the seed."""
+    if is_keras(model):
+        return KerasModule(model)
     if isinstance(model, nn.Module):
         return model
     with _building:  # workers that are threads share torch's generator
         torch.manual_seed(seed)
-        made = model()
+        before = random.getstate()
+        random.seed(seed)  # where Keras's initializers take theirs from
+        try:
+            made = model()
+        finally:
+            random.setstate(before)
+    if is_keras(made):
+        return KerasModule(made)
     if not isinstance(made, nn.Module):
-        raise ConfigError(f"the model factory returned {type(made).__name__}; it must return a torch.nn.Module")
+        raise ConfigError(
+            f"the model factory returned {type(made).__name__}; it must return a torch.nn.Module or a Keras model"
+        )
     return made
 
 
@@ -83,18 +100,25 @@ class TorchReplica:
     """One model with its optimizer. Its trainable parameters are views of `vector`."""
 
     def __init__(self, model: nn.Module | Callable[[], nn.Module], spec: TrainSpec, worker: int = 0) -> None:
-        self.spec = spec
         self.device = resolve_device(spec.device)
         self.module = build_module(model, spec.seed).to(self.device)
-        self.parameters = FlatParameters(self.module)
-        self.buffers = Buffers(self.module)
-        self.optimizer = spec.optimizer(self.module.parameters())
+        self._outfit(spec, self.module, worker)
+
+    def _outfit(self, spec: TrainSpec, trained: nn.Module, worker: int) -> None:
+        """Lays out a module's parameters, and makes what steps them."""
+        self.spec = spec
+        self.parameters = FlatParameters(trained)
+        self.buffers = Buffers(trained)
+        self.optimizer = spec.optimizer(trained.parameters())
         if not isinstance(self.optimizer, torch.optim.Optimizer):
             raise ConfigError(f"train.optimizer gave {type(self.optimizer).__name__}; it must return a torch optimizer")
         self._asked_for = _settings(self.optimizer)
         self.scheduler = spec.scheduler(self.optimizer) if spec.scheduler else None
         self._plateau = isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         self.steps = 0
+        self._searches = needs_closure(self.optimizer)
+        self._batch: Any = None
+        self._memory: Memory = {}
         self._objective = Objective(spec.loss)
         self._metrics = metrics_of(spec.metrics)
         self._unchecked: list[tuple[int, Tensor]] = []
@@ -111,13 +135,15 @@ class TorchReplica:
         """Computes the gradient of a batch's mean loss, and returns that loss; refuses one that is not finite."""
         for parameter in self.parameters.tensors:  # what zero_grad does, which takes 20 times as long to get there
             parameter.grad = None
+        self._memory["steps"] = self.steps
         with self._autocast():
-            output = self.module(*batch.inputs)
-            loss = self._objective.mean(output, batch.label, batch.weight)
+            loss, shown = self.spec.algorithm.loss(self.module, batch, self._objective, self._memory)
+        if self._searches:
+            self._batch = batch
         if self.device.type != "cpu":
             loss.backward()  # type: ignore[no-untyped-call]
-            return self._later(loss.detach())
-        value = loss.item()
+            return self._later(shown.detach())
+        value = shown.item()
         if not math.isfinite(value):  # before gradients are made, which may be on their way at once
             raise self._diverged(self.steps + 1, value)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -126,8 +152,20 @@ class TorchReplica:
     def update(self) -> None:
         """Takes the optimizer step on the gradients as they are now."""
         self.clip()
-        self.optimizer.step()
+        if self._searches:
+            self.optimizer.step(self._again)
+        else:
+            self.optimizer.step()
         self.advance()
+
+    def _again(self) -> float:
+        """The loss and gradients of the step's batch, with the parameters as they are now."""
+        for parameter in self.parameters.tensors:
+            parameter.grad = None
+        with self._autocast():
+            loss, _ = self.spec.algorithm.loss(self.module, self._batch, self._objective, self._memory)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach())
 
     def clip(self) -> None:
         """Makes the gradients as short as they are to be at most."""
@@ -200,18 +238,25 @@ class TorchReplica:
                 for batch in batches:
                     with self._autocast():
                         output = torch.func.functional_call(self.module, names, batch.inputs)
-                    found = {"val_loss": self._objective.total(output, batch.label, batch.weight, batch.num_rows)}
-                    for name, metric in self._metrics.items():
-                        each = metric(output, batch.label).float()
-                        weight = torch.ones_like(each) if batch.weight is None else batch.weight
-                        found[f"val_{name}"] = (float((each * weight).sum()), float(weight.sum()))
-                    for name, (total, counted) in found.items():
-                        sums[name] = sums.get(name, 0.0) + total
-                        weights[name] = weights.get(name, 0.0) + counted
+                    self._measure(batch, output, sums, weights)
                     rows += batch.num_rows
         finally:
             self.module.train(training)
         return sums, weights, rows
+
+    def _measure(self, batch: Any, output: Any, sums: dict[str, float], weights: dict[str, float]) -> None:
+        """Adds a batch's loss and metrics to sums, and what they count to weights."""
+        found = {"val_loss": self._objective.total(output, batch.label, batch.weight, batch.num_rows)}
+        for name, metric in self._metrics.items():
+            each = metric(output, batch.label).float()
+            if each.dim() == 0:  # of the whole batch
+                found[f"val_{name}"] = (float(each) * batch.num_rows, float(batch.num_rows))
+                continue
+            weight = torch.ones_like(each) if batch.weight is None else batch.weight
+            found[f"val_{name}"] = (float((each * weight).sum()), float(weight.sum()))
+        for name, (total, counted) in found.items():
+            sums[name] = sums.get(name, 0.0) + total
+            weights[name] = weights.get(name, 0.0) + counted
 
     def recalibrate(self, batches: Iterator[Any], model: Tensor) -> None:
         """Measures batch-norm statistics anew under another vector's parameters, into this module's buffers."""
@@ -240,6 +285,18 @@ class TorchReplica:
                 state[name] = value.detach().cpu().clone().reshape(state[name].shape)
         return state
 
+    def pieces_of(self, state: dict[str, Any]) -> list[dict[str, Any]]:
+        """A state in pieces that are not too large to be packed one after the other."""
+        found: list[dict[str, Any]] = [{}]
+        size = 0
+        for name, value in state.items():
+            if size > PIECE_BYTES:
+                found.append({})
+                size = 0
+            found[-1][name] = value
+            size += value.nbytes
+        return found
+
     # -- state ------------------------------------------------------------------------------------------------------
 
     def tree(self) -> dict[str, Any]:
@@ -251,6 +308,7 @@ class TorchReplica:
             "steps": self.steps,
             "learning": self.learning(),
             "random": self._random_state(),
+            "memory": {k: v.cpu() if isinstance(v, Tensor) else v for k, v in self._memory.items()},
         }
 
     def load(self, tree: dict[str, Any]) -> None:
@@ -260,6 +318,8 @@ class TorchReplica:
         self.steps = int(tree["steps"])
         self.load_learning(tree["learning"])
         self._set_random_state(tree["random"])
+        kept = tree.get("memory", {})
+        self._memory = {k: v.to(self.device) if isinstance(v, Tensor) else v for k, v in kept.items()}
 
     def shared(self) -> dict[str, Any]:
         """What replicas that never differ have in common, the optimizer's state with it."""
