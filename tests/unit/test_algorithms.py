@@ -143,7 +143,7 @@ def test_algorithms_refuse_what_they_cannot_do() -> None:
 def test_a_machine_learns_under_any_strategy(strategy: tw.Strategy) -> None:
     result = tw.fit(
         "rbm", "digits", inputs=["pixels"], algorithm=tw.ContrastiveDivergence(), strategy=strategy,
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.5), epochs=8, batch_size=20, validation=0.1,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.5), epochs=16, batch_size=20, validation=0.1,
         evaluate_every=80, cluster=tw.Local(workers=2, processes=False), progress=False,
     )  # fmt: skip
     first, last = result.history[0], result.history[-1]
