@@ -9,7 +9,6 @@ import functools
 import math
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -52,7 +51,7 @@ class Run:
         """The newest checkpoint of this run."""
 
     def execute(self, hub: Hub, policy: Policy, progress: bool | None) -> tuple[Outcome, float]:
-        began = time.monotonic()
+        began = self._job.time.now()
         self._log.emit(self._started(policy))
         with _own_interrupts():
             return self._served(hub, policy, progress, began)
@@ -71,6 +70,7 @@ class Run:
                 meta=self._meta,
                 resumed=None if self._earlier is None else dict(self._earlier[1].meta),
                 serve=None if self._dealt.server is None else self._dealt.server.piece,
+                time=self._job.time,
             )
             with Display(coordinator, self._job, progress) as display:
                 self._log.listen(display.see)
@@ -85,7 +85,7 @@ class Run:
                         interrupted = True
                         display.say("stopping at the next round and leaving a checkpoint; Ctrl-C again to stop at once")
                         coordinator.interrupt()
-            return outcome, time.monotonic() - began
+            return outcome, self._job.time.now() - began
         finally:
             workforce.stop()
             if self._coordinator is not None:

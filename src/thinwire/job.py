@@ -18,6 +18,7 @@ from torch import nn
 from thinwire.checkpoint import CheckpointStore, decode, encode
 from thinwire.data import Batch, Loader, Position, Sampler, Shard, ShardFiles
 from thinwire.data.feeds import Feed
+from thinwire.engine.clock import REAL, Time
 from thinwire.engine.grouped import GroupWorker
 from thinwire.engine.joint import JointState
 from thinwire.engine.plan import WorkerPlan
@@ -70,6 +71,9 @@ class Job:
     """Store and name of the checkpoint to go on from."""
     silence_s: float = 30.0
     placement: Placement = field(default_factory=Whole)
+    time: Time = REAL
+    replica: Callable[..., TorchReplica] = TorchReplica
+    """What makes a replica that is whole."""
 
 
 class ShardBatches:
@@ -180,7 +184,7 @@ def _build(
         replica = _part(job, spec, worker, link, batches)
         hello["meets"] = replica.crew.address if replica.crew.part == 0 else None
     else:
-        replica = TorchReplica(job.model, replace(spec, device="cpu") if helps else spec, worker)
+        replica = job.replica(job.model, replace(spec, device="cpu") if helps else spec, worker)
     replicas = job.workers // job.placement.group_size
     strategy = job.strategy.with_optimizer(spec.optimizer)
     joint = JointState(strategy, replica.vector.detach().cpu(), replicas)
@@ -198,6 +202,7 @@ def _build(
         trees=Trees(encode, decode),
         fresh=job.resume is None or not first,
         silence_s=job.silence_s,
+        time=job.time,
     )
     save = None if job.checkpoints is None else CheckpointStore(job.checkpoints).write_part
     plan = replace(job.plan, worker=worker, attempt=attempt)

@@ -70,9 +70,13 @@ class FlatParameters:
             offsets.append(end)
             end += -(-parameter.numel() // ALIGN) * ALIGN
         self.offsets = tuple(offsets)
-        self.vector = torch.zeros(end, dtype=torch.float32, device=self.tensors[0].device)
+        self.move_to(torch.zeros(end, dtype=torch.float32, device=self.tensors[0].device))
+
+    def move_to(self, vector: Tensor) -> None:
+        """Makes the parameters views of another vector, with the values they have."""
+        self.vector = vector
         with torch.no_grad():
-            for parameter, view in zip(self.tensors, self.views(self.vector), strict=True):
+            for parameter, view in zip(self.tensors, self.views(vector), strict=True):
                 view.copy_(parameter)
                 parameter.data = view
 

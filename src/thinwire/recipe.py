@@ -80,6 +80,14 @@ class ClusterSection:
     max_restarts: int = 8
     master: str | None = None
     repartition: bool | str = "auto"
+    link: str = "1gbit"
+    latency_ms: float | int = 0.1
+    step_s: float | int | None = None
+    ratio: float | int | None = None
+    spread: float | int = 0.0
+    contention: float | int = 0.0
+    slow: dict[str, Any] | None = None
+    faults: list[dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

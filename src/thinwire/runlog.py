@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import fsspec
 
 from thinwire.checkpoint import write_file
+from thinwire.engine.ports import Clock
 from thinwire.errors import ConfigError
 from thinwire.events import Event
 
@@ -18,7 +21,8 @@ Listener = Callable[[Event], Any]
 class RunLog:
     """Appends events as they happen; on a store that cannot append they are written whole at the end."""
 
-    def __init__(self, out: str | None, callbacks: Sequence[Listener] = ()) -> None:
+    def __init__(self, out: str | None, callbacks: Sequence[Listener] = (), *, clock: Clock = time.time) -> None:
+        self._clock = clock
         for callback in callbacks:
             if not callable(callback):
                 raise ConfigError(f"callback {callback!r} cannot be called; give functions of one event")
@@ -38,6 +42,7 @@ class RunLog:
 
     def emit(self, event: Event) -> bool:
         """Writes an event and tells everyone; True when a listener wants the run to stop."""
+        event = dataclasses.replace(event, time=self._clock())
         line = event.to_json()
         if self._file is not None:
             self._file.write(line + "\n")

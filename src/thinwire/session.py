@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import json
@@ -150,6 +151,8 @@ def fit(
     factory: Any = model_by_name(model) if isinstance(model, str) else model
     if is_keras(factory):
         factory = KerasModule(factory)
+    if where.in_process and isinstance(factory, nn.Module):
+        factory = functools.partial(copy.deepcopy, factory)  # threads must not train one module together
     loss, metrics = objective_for(algorithm, loss, metrics)
     spec = TrainSpec(
         loss=loss,
@@ -189,7 +192,7 @@ def fit(
         dealt = opened.deal(wanted, folder)
         store = CheckpointStore(f"{out.rstrip('/')}/checkpoints") if out is not None else None
         earlier = _earlier(resume, chosen, spread) if resume is not None else None
-        log = RunLog(out, callbacks)
+        log = RunLog(out, callbacks, clock=where.time.wall)
         plan = WorkerPlan(
             worker=0,
             attempt=0,
@@ -219,6 +222,8 @@ def fit(
             checkpoints=None if store is None else store.url,
             resume=None if earlier is None else (earlier[0].url, earlier[1].name),
             placement=spread,
+            time=where.time,
+            replica=where.replica,
         )
         policy = Policy(
             workers=where.workers,
@@ -284,16 +289,7 @@ def _wire(cluster: Site, carrier: str) -> tuple[Hub, Wire]:
 
         post = SparkWire(uuid.uuid4().hex[:12], secrets.token_hex(16))
         return SparkHub(cluster.needs_jobs(), post, cluster.workers), post
-    if cluster.in_process:
-        from thinwire.exchange.memory import MemoryHub, Room
-
-        room = Room()
-        return MemoryHub(room), room
-    from thinwire.exchange.wire import Keys, ZmqHub, ZmqWire
-
-    keys = Keys.make()
-    hub = ZmqHub(keys=keys, host=cluster.host)
-    return hub, ZmqWire(keys, hub.address, cluster.peer_host)
+    return cluster.wire()
 
 
 def in_turn(first: Transform | None, second: Transform | None) -> Transform | None:

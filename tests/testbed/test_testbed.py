@@ -6,7 +6,8 @@ import time
 import pytest
 
 from thinwire.errors import ConfigError, TimedOutError
-from thinwire.testing.testbed import Testbed, rate_bits, remove_leftovers
+from thinwire.testing.testbed import Testbed, remove_leftovers
+from thinwire.units import rate_bits
 
 why_not = Testbed.why_not()
 pytestmark = [pytest.mark.root, pytest.mark.skipif(why_not is not None, reason=f"no testbed here: {why_not}")]

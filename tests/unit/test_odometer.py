@@ -1,36 +1,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 
-from thinwire.engine import odometer as odometer_module
 from thinwire.engine.odometer import Odometer
+
+At = Callable[[float], None]
+
+
+class Clock:
+    """Shows what it is set to."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 @pytest.fixture
-def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def at(clock: Clock) -> Callable[[float], None]:
     """Sets the odometer's clock."""
-    now = [0.0]
-    monkeypatch.setattr(odometer_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     def move(seconds: float) -> None:
-        now[0] = seconds
+        clock.now = seconds
 
     return move
 
 
-def test_steps_rows_and_positions_are_counted(at: Callable[[float], None]) -> None:
-    meter = Odometer()
+def test_steps_rows_and_positions_are_counted(clock: Clock, at: At) -> None:
+    meter = Odometer(clock)
     for number in range(3):
         at(float(number))
         meter.end_step(meter.begin_step(), 16, 2.0, (0, number + 1))
     assert (meter.steps, meter.rows, meter.position) == (3, 48, (0, 3))
 
 
-def test_the_share_of_time_spent_stepping_leaves_waits_and_pauses_out(at: Callable[[float], None]) -> None:
-    meter = Odometer()
+def test_the_share_of_time_spent_stepping_leaves_waits_and_pauses_out(clock: Clock, at: At) -> None:
+    meter = Odometer(clock)
     at(0.0)
     begun = meter.begin_step()
     at(2.0)
@@ -45,8 +57,8 @@ def test_the_share_of_time_spent_stepping_leaves_waits_and_pauses_out(at: Callab
     assert report["gap_s"] == pytest.approx(1.0)
 
 
-def test_a_wait_is_taken_out_of_its_own_step_only(at: Callable[[float], None]) -> None:
-    meter = Odometer()
+def test_a_wait_is_taken_out_of_its_own_step_only(clock: Clock, at: At) -> None:
+    meter = Odometer(clock)
     begun = meter.begin_step()
     meter.waited(0.5)
     at(1.0)
@@ -58,8 +70,8 @@ def test_a_wait_is_taken_out_of_its_own_step_only(at: Callable[[float], None]) -
     assert meter.step_s == pytest.approx(0.5)
 
 
-def test_the_duration_of_a_step_is_smoothed(at: Callable[[float], None]) -> None:
-    meter = Odometer()
+def test_the_duration_of_a_step_is_smoothed(clock: Clock, at: At) -> None:
+    meter = Odometer(clock)
     begun = meter.begin_step()
     at(1.0)
     meter.end_step(begun, 1, 0.0, (0, 1))
@@ -77,8 +89,8 @@ def test_an_epoch_s_loss_is_weighted_by_rows_and_begins_anew() -> None:
     assert meter.end_epoch() == (0, None)
 
 
-def test_a_report_has_the_losses_and_the_longest_pause_since_the_last_one(at: Callable[[float], None]) -> None:
-    meter = Odometer()
+def test_a_report_has_the_losses_and_the_longest_pause_since_the_last_one(clock: Clock, at: At) -> None:
+    meter = Odometer(clock)
     assert meter.report()["loss"] is None
     for moment, loss in ((0.0, 1.0), (5.0, 3.0), (6.0, 2.0)):
         at(moment)

@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--resume", metavar="DIR", help="go on from the newest checkpoint in that folder")
     train.add_argument("--json", action="store_true", help="print the summary as JSON, as the last line")
     bench = commands.add_parser("bench", help="run one of the measured comparisons")
-    bench.add_argument("name", metavar="NAME", help="which: exchange, ingest, overhead, predict, table, wire")
+    bench.add_argument("name", metavar="NAME", help="exchange, ingest, overhead, placement, predict, table or wire")
     bench.add_argument("--json", action="store_true", help="print the result as JSON, as the last line")
     bench.add_argument("--quick", action="store_true", help="a shorter run with noisier numbers")
     bench.add_argument("--save", metavar="DIR", help="write the result with date and machine into that folder")
@@ -87,6 +87,7 @@ def parser() -> argparse.ArgumentParser:
         "--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help="change one key of the recipe"
     )
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
+    _simulate(commands.add_parser("simulate", help="time to a target by strategy and workers, in virtual time"))
     caffe = commands.add_parser("caffe", help="look at Caffe's networks, solvers and weights, and convert them")
     acts = caffe.add_subparsers(dest="act", metavar="ACT", required=True, parser_class=_Parser)
     show = acts.add_parser("show", help="a network layer by layer, a solver's settings, or a caffemodel's blobs")
@@ -109,6 +110,29 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _simulate(sim: argparse.ArgumentParser) -> None:
+    sim.add_argument("recipe", metavar="RECIPE.toml", help="the recipe to simulate; its train.until is the target")
+    sim.add_argument("--workers", default="1,2,4,8", metavar="N,…", help="cluster sizes (1,2,4,8)")
+    sim.add_argument("--link", default="1gbit", metavar="RATE", help="of every worker, both ways (1gbit)")
+    sim.add_argument("--latency", type=float, default=0.1, metavar="MS", help="of one message (0.1)")
+    sim.add_argument(
+        "--strategies",
+        default="synchronous,sparknet,easgd,mpca,diloco,relay",
+        metavar="NAME[:KNOB=VALUE],…",
+        help="what to compare (the six of the papers and ours)",
+    )
+    sim.add_argument("--step", type=float, metavar="S", help="seconds of a worker's step; measured here unless given")
+    sim.add_argument(
+        "--ratio", type=float, metavar="R", help="instead, in how many steps the model crosses a link once"
+    )
+    sim.add_argument("--spread", type=float, metavar="CV", help="of step times, standard deviation over mean")
+    sim.add_argument("--out", metavar="DIR", help="folder for the numbers as JSON, and for pictures (PNG, SVG)")
+    sim.add_argument(
+        "--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help="change one key of the recipe"
+    )
+    sim.add_argument("--json", action="store_true", help="print the numbers as JSON")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit code."""
     options = parser().parse_args(arguments)
@@ -125,6 +149,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from thinwire.cli.plan import show_plan
 
             return show_plan(options)
+        if options.command == "simulate":
+            from thinwire.cli.simulate import simulate
+
+            return simulate(options)
         if options.command == "caffe":
             from thinwire.cli.caffe import act
 

@@ -9,7 +9,6 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,9 +23,8 @@ from thinwire.models import model_by_name
 from thinwire.planning import Graph, Machine, Plan, graph_of, plan, profiled
 from thinwire.rules.period import balanced_period
 from thinwire.rules.placement import Wire, best_group
+from thinwire.units import SIZES, quantity, rate_bytes
 
-RATES = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-SIZES = {"kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 HIDDEN = 0.1
 """An exchange that takes less than this share of the steps it belongs to needs no hiding."""
 
@@ -40,8 +38,8 @@ def show_plan(options: argparse.Namespace) -> int:
     workers, batch = options.workers, chosen.train.batch_size or BATCH_SIZE
     if options.profile:
         graph = _profiled(chosen, graph, shape, dtype, batch, options.group or workers)
-    memory = None if options.memory is None else _parsed("--memory", options.memory, SIZES)
-    wire = Wire(options.latency / 1e3, _parsed("--link", options.link, RATES) / 8)
+    memory = None if options.memory is None else quantity("--memory", options.memory, SIZES)
+    wire = Wire(options.latency / 1e3, rate_bytes(options.link, "--link"))
     machine = Machine(options.gflops * 1e9 if options.gflops else _measured_flops(), memory, wire)
     found = _fitting(graph, workers, batch, machine, options.group)
     advice = _advice(graph, found, workers, batch, machine)
@@ -213,13 +211,6 @@ def _measured_flops() -> float:
         return 10 * 2 * 768**3 / (time.perf_counter() - began)
     finally:
         torch.set_num_threads(threads)
-
-
-def _parsed(option: str, text: str, units: Mapping[str, float]) -> float:
-    found = re.fullmatch(r"([0-9.]+)\s*([a-z]+)", text.strip().lower())
-    if found is None or found[2] not in units:
-        raise ConfigError(f"{option} {text!r} is not understood; write a number and one of {', '.join(units)}")
-    return float(found[1]) * units[found[2]]
 
 
 def _steps(count: int) -> str:

@@ -168,7 +168,9 @@ def placement_of(recipe: Recipe) -> Placement:
 
 def _cluster(recipe: Recipe) -> Cluster:
     cluster = recipe.cluster
-    _only("cluster.kind", cluster.kind, ("local", "spark"))
+    _only("cluster.kind", cluster.kind, ("local", "spark", "simulated"))
+    if cluster.kind == "simulated":
+        return _simulated(recipe)
     if cluster.kind == "local":
         return Local(workers=cluster.workers, threads=cluster.threads, max_restarts=cluster.max_restarts)
     from thinwire.cluster.spark import Spark
@@ -178,6 +180,34 @@ def _cluster(recipe: Recipe) -> Cluster:
         master=cluster.master,
         threads=cluster.threads,
         repartition=cluster.repartition,
+    )
+
+
+def _simulated(recipe: Recipe) -> Cluster:
+    from thinwire.cluster.simulated import Fault, Simulated
+
+    cluster, allowed = recipe.cluster, tuple(f.name for f in dataclasses.fields(Fault))
+    for fault in cluster.faults or ():
+        for key in fault:
+            if key not in allowed:
+                raise ConfigError(f"cluster.faults.{key} is nothing that a fault has. {nearest(key, allowed)}")
+        if "at_s" not in fault:
+            raise ConfigError("cluster.faults needs at_s; write faults = [{ at_s = 20, worker = 1 }]")
+    try:
+        slow = {int(worker): float(factor) for worker, factor in (cluster.slow or {}).items()}
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"cluster.slow = {cluster.slow} is not understood; write slow = {{ 3 = 2.0 }}") from error
+    return Simulated(
+        workers=cluster.workers,
+        link=cluster.link,
+        latency_s=cluster.latency_ms / 1e3,
+        step_s=cluster.step_s,
+        ratio=cluster.ratio,
+        spread=cluster.spread,
+        slow=slow,
+        contention=cluster.contention,
+        faults=[Fault(**fault) for fault in cluster.faults or ()],
+        seed=recipe.train.seed,
     )
 
 

@@ -8,8 +8,11 @@ from typing import Any, Protocol
 
 from thinwire.data import ShardFiles, Source, open_source, split
 from thinwire.data.feeds import Beside, Feed, Fetched, Server, Wanted
+from thinwire.engine.clock import Time
 from thinwire.engine.deadlines import Deadlines
-from thinwire.engine.ports import Wire, Workforce
+from thinwire.engine.ports import Hub, Wire, Workforce
+from thinwire.exchange.wire import Keys, ZmqHub, ZmqWire
+from thinwire.replicas import TorchReplica
 
 
 class Entry(Protocol):
@@ -77,12 +80,12 @@ class Site(Protocol):
     def workers(self) -> int: ...
 
     @property
-    def host(self) -> str:
-        """The address of this machine at which workers reach the coordinator."""
+    def time(self) -> Time:
+        """The time that passes there."""
 
     @property
-    def peer_host(self) -> str | None:
-        """The address at which a worker is reached by others; None lets each find its own."""
+    def replica(self) -> Callable[..., TorchReplica]:
+        """What makes a worker's replica there."""
 
     @property
     def in_process(self) -> bool:
@@ -101,6 +104,9 @@ class Site(Protocol):
             ports: whether workers are to reach the driver and each other by ports of their own.
         """
 
+    def wire(self) -> tuple[Hub, Wire]:
+        """The coordinator's end of a run's wire, and what workers make theirs from."""
+
     def needs_jobs(self) -> Any:
         """What runs jobs beside the workers; raises ConfigError where there is none."""
 
@@ -109,6 +115,18 @@ class Site(Protocol):
 
         `wire` is for those that fail before they can read `entry`.
         """
+
+
+def sockets(host: str, peer_host: str | None) -> tuple[Hub, Wire]:
+    """Both ends of a wire of sockets, with keys of their own.
+
+    Args:
+        host: the address of this machine at which workers reach the coordinator.
+        peer_host: the address at which a worker is reached by others; None lets each find its own.
+    """
+    keys = Keys.make()
+    hub = ZmqHub(keys=keys, host=host)
+    return hub, ZmqWire(keys, hub.address, peer_host)
 
 
 class DriverData:

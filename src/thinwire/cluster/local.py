@@ -10,12 +10,15 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from thinwire.cluster.base import Dealt, DriverData, Entry
+from thinwire.cluster.base import Dealt, DriverData, Entry, sockets
 from thinwire.cluster.nursery import shared
 from thinwire.cluster.shipping import packed
+from thinwire.engine.clock import REAL
 from thinwire.engine.deadlines import Deadlines
-from thinwire.engine.ports import Exit, Wire
+from thinwire.engine.ports import Exit, Hub, Wire
 from thinwire.errors import ConfigError
+from thinwire.exchange.memory import MemoryHub, Room
+from thinwire.replicas import TorchReplica
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +46,8 @@ class Local:
         if self.threads != "auto" and (not isinstance(self.threads, int) or self.threads < 1):
             raise ConfigError(f"cluster.threads = {self.threads!r} is not a count; use 1 or more, or 'auto'")
 
-    host = peer_host = "127.0.0.1"
+    time = REAL
+    replica = TorchReplica
 
     def site(self, data: Any) -> Local:
         """This machine, whatever the data. What forks workers starts now, while the data is read."""
@@ -70,6 +74,12 @@ class Local:
 
     def look(self, out: str | None, *, ports: bool = True) -> None:
         """Nothing to look at: it is this machine."""
+
+    def wire(self) -> tuple[Hub, Wire]:
+        if self.processes:
+            return sockets("127.0.0.1", "127.0.0.1")
+        room = Room()
+        return MemoryHub(room), room
 
     def needs_jobs(self) -> Any:
         raise ConfigError("exchange = 'spark' needs cluster=tw.Spark(…); on this machine alone use 'mesh'")

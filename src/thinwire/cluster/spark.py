@@ -23,7 +23,7 @@ from typing import Any
 
 import cloudpickle
 
-from thinwire.cluster.base import Dealt, DriverData, Entry
+from thinwire.cluster.base import Dealt, DriverData, Entry, sockets
 from thinwire.cluster.frames import FrameData, is_frame
 from thinwire.cluster.local import Local, LocalWorkforce
 from thinwire.cluster.preflight import examine
@@ -39,9 +39,11 @@ from thinwire.cluster.sessions import (
     slots,
 )
 from thinwire.cluster.shipping import packed
+from thinwire.engine.clock import REAL
 from thinwire.engine.deadlines import Deadlines
-from thinwire.engine.ports import COORDINATOR, WHOEVER, Exit, Wire
+from thinwire.engine.ports import COORDINATOR, WHOEVER, Exit, Hub, Wire
 from thinwire.errors import ConfigError, TimedOutError
+from thinwire.replicas import TorchReplica
 
 GATHER_S = 10.0
 RETURNS = "worker int, attempt bigint, host string, pid int"
@@ -91,7 +93,8 @@ class SparkSite:
     """A Spark cluster with its session; see `thinwire.cluster.base.Site`."""
 
     in_process = False
-    peer_host = None
+    time = REAL
+    replica = TorchReplica
 
     def __init__(self, cluster: Spark, session: Any, workers: int, host: str) -> None:
         self.cluster, self.session, self.workers, self.host = cluster, session, workers, host
@@ -106,6 +109,9 @@ class SparkSite:
         if is_frame(data):
             return FrameData(data, validation, self.workers, self.cluster.repartition)
         return DriverData(data, validation, self.workers, shared_disk=False)
+
+    def wire(self) -> tuple[Hub, Wire]:
+        return sockets(self.host, None)
 
     def needs_jobs(self) -> Any:
         if is_remote(self.session):

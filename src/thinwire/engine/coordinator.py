@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from thinwire import events
+from thinwire.engine.clock import REAL, Time
 from thinwire.engine.jury import Jury
 from thinwire.engine.ledger import Ledger
 from thinwire.engine.membership import Bereft, Decision, Lost, Membership, Stalled
-from thinwire.engine.outcome import Outcome, Policy, failure
+from thinwire.engine.outcome import Outcome, Policy, failure, nobody_came, nobody_left
 from thinwire.engine.ports import WHOEVER, Commit, Exit, Header, Hub, Message, Workforce
 from thinwire.engine.stopping import Verdict
 from thinwire.errors import ConfigError, LostWorkersError, TimedOutError
@@ -37,15 +37,17 @@ class Coordinator:
         meta: Callable[[], dict[str, Any]] = dict,
         resumed: dict[str, Any] | None = None,
         serve: Callable[[int, str, int], tuple[bytes, int]] | None = None,
+        time: Time = REAL,
     ) -> None:
-        self._hub, self._workforce, self._policy = hub, workforce, policy
+        self._hub, self._workforce, self._policy, self._time = hub, workforce, policy, time
         self._emit_to, self._commit, self._meta, self._serve = emit, commit, meta, serve
         self.membership = Membership(policy.workers, policy.deadlines, policy.helpers, policy.group_size)
-        self.outcome = Outcome()
+        self.outcome, self._before_s = Outcome(), 0.0
         self._jury = Jury(Verdict(policy.stop, policy.until))
         if resumed:
             self._jury.law.load(resumed["verdict"])
             self.outcome.history = list(resumed["history"])
+            self._before_s = float(self.outcome.history[-1].get("seconds", 0.0)) if self.outcome.history else 0.0
             self.outcome.train_loss = resumed.get("train_loss")
         self._saves: dict[str, dict[int, Header]] = {}
         self._saved: set[str] = set()
@@ -59,7 +61,7 @@ class Coordinator:
         self._gone: set[tuple[int, int]] = set()
         self._concluding_since: float | None = None
         self._pending_stop: str | None = None
-        self._started = time.monotonic()
+        self._started = self._time.now()
         self._trained_from: float | None = None
         self._trained_to: float | None = None
 
@@ -70,10 +72,10 @@ class Coordinator:
                 self._handle(message)
             for worker, attempt in self._hub.broken():
                 if worker not in self._left:
-                    self.membership.suspect(worker, attempt, time.monotonic())
+                    self.membership.suspect(worker, attempt, self._time.now())
             for gone in self._workforce.exits():
                 self._exited(gone)
-            self._act(self.membership.tick(time.monotonic()))
+            self._act(self.membership.tick(self._time.now()))
             self._tick()
             on_turn()
         for worker, attempt in self.membership.standing.items():
@@ -88,7 +90,7 @@ class Coordinator:
     # -- messages ---------------------------------------------------------------------------------------------------
 
     def _handle(self, message: Message) -> None:
-        now = time.monotonic()
+        now = self._time.now()
         header, worker = message.header, message.sender
         handler = getattr(self, "_on_" + str(header["t"]), None)
         if handler is None:
@@ -217,7 +219,7 @@ class Coordinator:
                 committed = decision.header
         if committed is not None:
             members = self.membership
-            self._trained_from = self._trained_from or time.monotonic()
+            self._trained_from = self._trained_from or self._time.now()
             self._emit(
                 events.GenerationFormed(
                     generation=members.generation,
@@ -238,7 +240,7 @@ class Coordinator:
         if not self._workforce.revives:
             self._gone.add((lost.worker, lost.attempt))
         self.outcome.workers_lost += 1
-        self._lost_at[lost.worker] = time.monotonic()
+        self._lost_at[lost.worker] = self._time.now()
         self._finished.discard(lost.worker)
         last = self.ledger.lose(lost.worker)
         self._emit(
@@ -266,7 +268,7 @@ class Coordinator:
         self._gone.add((gone.worker, gone.attempt))
         if known or gone.worker in self._left:
             return
-        now, seat = time.monotonic(), self.membership.seats.get(gone.worker)
+        now, seat = self._time.now(), self.membership.seats.get(gone.worker)
         attempt = seat.attempt if seat is not None and gone.attempt == WHOEVER else gone.attempt
         decisions: list[Decision] = self.membership.lose(gone.worker, attempt, gone.reason, now)
         if not decisions and gone.worker not in self.membership.seats:
@@ -274,7 +276,7 @@ class Coordinator:
         self._act(decisions)
 
     def _tick(self) -> None:
-        now = time.monotonic()
+        now = self._time.now()
         self._judge()
         for name in sorted(set(self._saves) - self._saved):
             self._try_commit(name)
@@ -298,19 +300,9 @@ class Coordinator:
             )
         if not self.membership.working and not self.membership.formed:
             if now - self._started > self._policy.deadlines.start_s:
-                who = "no worker" if self._policy.group_size == 1 else f"no group of {self._policy.group_size} workers"
-                raise TimedOutError(
-                    f"{who} joined within {self._policy.deadlines.start_s:.0f} s; look at the workers' output "
-                    "for why they could not start"
-                )
+                raise nobody_came(self._policy)
         elif (not self.membership.working or self.membership.waits) and not self._awaited(now) and not self._left:
-            size, here = self._policy.group_size, sorted(self.membership.present)
-            lost = (
-                "all workers were lost"
-                if size == 1
-                else f"no group of {size} is whole, of workers {here} that are left,"
-            )
-            raise LostWorkersError(f"{lost} and none came back; go on from the last checkpoint with resume")
+            raise nobody_left(self._policy, self.membership.present)
 
     def _dismiss(self, workers: set[int]) -> None:
         """The run ends without these, whose group is not whole."""
@@ -333,7 +325,8 @@ class Coordinator:
         done = {w: int(p.get("rows", 0)) for w, p in self.membership.remembered.items()}
         for judged in self._jury.ready(alive, done, self.membership.total_rows, self.outcome.train_loss):
             self.outcome.metrics = judged.event.metrics
-            self.outcome.history.append(judged.row)
+            seconds = self._time.now() - (self._trained_from or self._started)
+            self.outcome.history.append(judged.row | {"seconds": round(seconds + self._before_s, 3)})
             self._emit(judged.event)
             if judged.stop is not None:
                 self.outcome.stopped_early = True
@@ -391,7 +384,7 @@ class Coordinator:
         self.ledger.sum_up(out, self.membership.total_rows)
         out.refused += int(getattr(self._hub, "refused", 0))
         if self._trained_from is not None:
-            out.train_s = (self._trained_to or time.monotonic()) - self._trained_from
+            out.train_s = (self._trained_to or self._time.now()) - self._trained_from
         out.lack(sorted((set(self.membership.unseen) | self._missed()) - self._never))  # those are counted already
         return out
 

@@ -9,7 +9,6 @@ members start from the joint model, as newcomers do.
 from __future__ import annotations
 
 import math
-import time
 from typing import Any, NamedTuple
 
 import torch
@@ -203,10 +202,10 @@ class GroupWorker(Worker):
             self._act(told)
             self._idle = batch is None
             self._step(self.replica.spare if batch is None else batch)
-        deadline = time.monotonic() + self.plan.deadlines.conclude_s
+        deadline = self.time.now() + self.plan.deadlines.conclude_s
         while self._barrier:  # others wait for verdicts, and go into no further round before
             self._take_signals(IDLE_S)
-            if time.monotonic() > deadline:
+            if self.time.now() > deadline:
                 raise TimedOutError(
                     f"worker {self.plan.worker} waited {self.plan.deadlines.conclude_s:.0f} s for evaluations to end; "
                     "look for a worker that hangs, or raise the deadline conclude_s"
@@ -273,8 +272,8 @@ class GroupWorker(Worker):
     def _give(self, told: list[Said]) -> None:
         """Under a barrier strategy fellows give away states of the same round, which is this one."""
         if not self._barrier or not self._handover.asked:
-            self._asked_at = time.monotonic()
-        elif len({said.asked_by for said in told}) == 1 or time.monotonic() - self._asked_at > GIVE_ANYWAY_S:
+            self._asked_at = self.time.now()
+        elif len({said.asked_by for said in told}) == 1 or self.time.now() - self._asked_at > GIVE_ANYWAY_S:
             self._handover.give(self.adopted)
 
     def _hand_over(self) -> None:
@@ -305,11 +304,11 @@ class GroupWorker(Worker):
 
     def _await_others(self, patience_s: float) -> None:
         """Goes on meeting: others may publish, or ask for the joint state, until all are done."""
-        deadline = time.monotonic() + patience_s
+        deadline = self.time.now() + patience_s
         while True:
             self._take_signals(IDLE_S)
-            if time.monotonic() - self._reported > REPORT_S:
-                self._report(time.monotonic())
+            if self.time.now() - self._reported > REPORT_S:
+                self._report(self.time.now())
             told = [Said(*each) for each in self._crew.tell(self._words(decides=self._async))]
             self._act(told)
             if self._async and self.lead:
@@ -318,7 +317,7 @@ class GroupWorker(Worker):
                 self._meets = False
                 self._begin_generations(math.inf)
                 return
-            if time.monotonic() > deadline:
+            if self.time.now() > deadline:
                 raise TimedOutError(
                     f"worker {self.plan.worker} waited {patience_s:.0f} s for the others to finish; "
                     "look for a worker that hangs, or raise the deadline finish_s"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,9 +30,9 @@ def take_over(
             worker.mean_gradient = None
             replica.update()
     elif base is not None:
-        began = time.perf_counter()
+        began = worker.time.now()
         with torch.no_grad():
             worker.state.adopt(fragment, replica.vector, base, landed.reply)
-        worker.meter.handled(time.perf_counter() - began, fragment.size / worker.joint.size)
+        worker.meter.handled(worker.time.now() - began, fragment.size / worker.joint.size)
         if landed.snapshot is None and worker.joint.state:  # a stateless one may have contributed the snapshot itself
             worker.spares.give(base)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from thinwire.engine.ports import Clock
+
 
 class Odometer:
     """Counts what a worker does; cheap enough for every step."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
         self.steps = 0
         self.rows = 0
         self.position: tuple[int, int] = (0, 0)
@@ -29,7 +32,7 @@ class Odometer:
         self._waited_s = 0.0
 
     def begin_step(self) -> float:
-        now = time.perf_counter()
+        now = self._clock()
         if self._began is None:
             self._began = now
         elif self._last_end is not None and now - self._last_end > self._gap_s:
@@ -49,7 +52,7 @@ class Odometer:
 
     def end_step(self, begun: float, rows: int, loss: float, following: tuple[int, int]) -> float:
         """Books a step; returns the moment."""
-        now = time.perf_counter()
+        now = self._clock()
         took = now - begun - self._waited_s
         self._busy_s += took
         self.step_s = took if not self.step_s else 0.9 * self.step_s + 0.1 * took

@@ -10,7 +10,7 @@ from thinwire.engine.deadlines import Deadlines
 from thinwire.engine.membership import Seat
 from thinwire.engine.ports import Header
 from thinwire.engine.stopping import EarlyStopping, Target
-from thinwire.errors import DivergedError, LostWorkersError, ThinwireError, WorkerError
+from thinwire.errors import DivergedError, LostWorkersError, ThinwireError, TimedOutError, WorkerError
 
 
 @dataclass
@@ -87,3 +87,17 @@ def failure(seat: Seat, header: Header, outcome: Outcome) -> tuple[events.Worker
     if header.get("kind") == "LostWorkersError":
         return event, LostWorkersError(f"{where}: {header['error']}; go on from the last checkpoint with resume")
     return event, WorkerError(f"{where} failed: {header['error']}\n\n{header['traceback']}")
+
+
+def nobody_came(policy: Policy) -> TimedOutError:
+    """Why a run ends that never began."""
+    who = "no worker" if policy.group_size == 1 else f"no group of {policy.group_size} workers"
+    return TimedOutError(f"{who} joined within {policy.deadlines.start_s:.0f} s; look at the workers' output for why")
+
+
+def nobody_left(policy: Policy, here: set[int]) -> LostWorkersError:
+    """Why a run ends that has lost too many."""
+    lost = "all workers were lost"
+    if policy.group_size > 1:
+        lost = f"no group of {policy.group_size} is whole, of workers {sorted(here)} that are left,"
+    return LostWorkersError(f"{lost} and none came back; go on from the last checkpoint with resume")

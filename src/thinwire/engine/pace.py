@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from thinwire.engine.odometer import Odometer
+from thinwire.engine.ports import Clock
 from thinwire.strategies import Progress
 
 
 class Pace:
     """One worker's steps, seconds and losses since its last launch."""
 
-    def __init__(self, meter: Odometer) -> None:
-        self._meter = meter
+    def __init__(self, meter: Odometer, clock: Clock) -> None:
+        self._meter, self._clock = meter, clock
         self.steps = 0
         """Steps it had made then."""
-        self._at = time.monotonic()
+        self._at = self._clock()
         self._loss = 0.0
         self.first_loss: float | None = None
         """Loss summed before its first launch; None until then."""
@@ -27,7 +27,7 @@ class Pace:
 
     def start(self, steps: int) -> None:
         """Counts from here."""
-        self.steps, self._at, self._loss = steps, time.monotonic(), 0.0
+        self.steps, self._at, self._loss = steps, self._clock(), 0.0
 
     def launched(self) -> None:
         """A round was launched."""
@@ -41,7 +41,7 @@ class Pace:
             round=round,
             steps=self._meter.steps,
             steps_since=self._meter.steps - self.steps,
-            seconds_since=time.monotonic() - self._at,
+            seconds_since=self._clock() - self._at,
             loss_since=self._loss,
             lead=lead,
             first_loss=self.first_loss,

@@ -7,9 +7,8 @@ goes the same way each time; otherwise they go on stepping.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -54,13 +53,13 @@ class Publisher:
         self._epochs_done = 0
         self._evaluated_steps = 0
         self._saved_steps = 0
-        self._saved_at = time.monotonic()
+        self._saved_at = self._worker.time.now()
         self._announced_stop = False
         self._announced: dict[int, dict[str, Any]] = {}
         self._again: dict[str, Any] = {}
         self._models: dict[int, dict[str, Tensor]] = {}
         self.best: dict[str, Tensor] | None = None
-        self._io = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._io = worker.time.executor("checkpoint")
         self._writes: list[Future[None]] = []
 
     # -- deciding (first worker) ------------------------------------------------------------------------------------
@@ -111,9 +110,9 @@ class Publisher:
         if isinstance(plan.checkpoint_every, int):
             save = steps - self._saved_steps >= plan.checkpoint_every
         elif plan.checkpoint_every == "auto":
-            save = new_epoch and not last and time.monotonic() - self._saved_at >= AUTO_SAVE_S
+            save = new_epoch and not last and self._worker.time.now() - self._saved_at >= AUTO_SAVE_S
         if save:
-            self._saved_steps, self._saved_at = steps, time.monotonic()
+            self._saved_steps, self._saved_at = steps, self._worker.time.now()
         return evaluate, save
 
     def _name(self, number: int) -> str:

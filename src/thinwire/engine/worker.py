@@ -7,7 +7,6 @@ joint state, evaluations, is taken up between two steps, in the order in which t
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -63,7 +62,8 @@ class Worker:
     ) -> None:
         self.plan, self.replica, self.batches = plan, replica, batches
         self.exchange, self.joint, self.strategy = exchange, joint, joint.strategy
-        self.meter = Odometer()
+        self.time = exchange.time
+        self.meter = Odometer(self.time.now)
         self.state = ReplicaState(self.strategy, replica.vector)
         self.members: tuple[int, ...] = ()
         self.lead = False
@@ -81,7 +81,7 @@ class Worker:
         self.spares = Spares(self.strategy.in_flight + 1)
         self.mean_gradient: Tensor | None = None
         self.shares: dict[Fragment, tuple[int, int]] = {}
-        self.pace = Pace(self.meter)
+        self.pace = Pace(self.meter, self.time.now)
         self._needs_state = False
         self._stopping = False
         self._reported = self._patient_until = 0.0
@@ -211,11 +211,11 @@ class Worker:
         share = Share(round, self.meter.steps - steps, self.rows_done - rows, self.lead)
         self.shares[fragment] = (self.meter.steps, self.rows_done)
         worked = share.steps > 0
-        began = time.perf_counter()
+        began = self.time.now()
         snapshot = Snapshot(fragment.of(values).detach(), self.spares.take(fragment.size)) if worked else None
         if snapshot is not None and (self._barrier or values.device.type != "cpu"):
             snapshot.take()
-        self.meter.handled(time.perf_counter() - began, fragment.size / self.joint.size)
+        self.meter.handled(self.time.now() - began, fragment.size / self.joint.size)
         self.send_off(round, fragment, snapshot, self.strategy.weight(share) if worked else 0.0)
         self.pace.launched()
         if self._barrier:
@@ -242,19 +242,19 @@ class Worker:
         return self.meter.rows
 
     def await_round(self, round: int) -> None:
-        began = time.perf_counter()
+        began = self.time.now()
         self.wait(lambda: round not in self._snapshots, f"round {round}", self.plan.deadlines.round_s)
-        self.meter.waited(time.perf_counter() - began)
+        self.meter.waited(self.time.now() - began)
 
     # -- signals ----------------------------------------------------------------------------------------------------
 
     def wait(self, until: Callable[[], bool], what: str, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
+        deadline = self.time.now() + timeout_s
         while not until():
             self._take_signals(0.1)
-            if time.monotonic() - self._reported > REPORT_S:
-                self._report(time.monotonic())
-            if time.monotonic() > max(deadline, self._patient_until):
+            if self.time.now() - self._reported > REPORT_S:
+                self._report(self.time.now())
+            if self.time.now() > max(deadline, self._patient_until):
                 raise TimedOutError(
                     f"worker {self.plan.worker} waited {timeout_s:.0f} s for {what} with workers "
                     f"{list(self.members)}; look for a worker that hangs, or raise the deadline"
@@ -327,7 +327,7 @@ class Worker:
             self.meter.rows = formed.totals.get(self.plan.worker, 0)
             self.pace.first_loss = formed.first_loss
         self.exchange.put(formed.generation, model)
-        self._report(time.monotonic())
+        self._report(self.time.now())
         if self._finished:  # whoever gave this worker up, and took it back, has forgotten that
             self.say("finished")
         self.publisher.resume()
@@ -357,7 +357,7 @@ class Worker:
         elif kind == "leave":
             raise LeftError(str(header["why"]), bool(header.get("done")))
         elif kind == "wait":  # an earlier attempt holds this place, and is needed there
-            self._patient_until = time.monotonic() + self.plan.deadlines.join_s
+            self._patient_until = self.time.now() + self.plan.deadlines.join_s
         else:
             self.told.add(kind)
 
@@ -392,5 +392,5 @@ class Worker:
             self.wait(lambda: not self._snapshots, "its last exchange", self.plan.deadlines.round_s)
 
     def _account_for(self) -> None:
-        self._report(time.monotonic())
+        self._report(self.time.now())
         self.exchange.flush()

@@ -14,8 +14,6 @@ How training's own traffic moves is left to a subclass: `Mesh` in rounds of all 
 from __future__ import annotations
 
 import logging
-import queue
-import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,9 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire.engine.clock import REAL, Time
 from thinwire.engine.joint import JointState
 from thinwire.engine.ports import COORDINATOR, Header, Link, Message
-from thinwire.engine.signals import Asked, Averaged, Caught, CutOffError, Formed, Signal, Told
+from thinwire.engine.signals import Asked, Averaged, Caught, CutOffError, Formed, Told
 from thinwire.engine.snapshot import Snapshot
 from thinwire.errors import ProtocolError, ThinwireError
 from thinwire.exchange.keys import number
@@ -60,14 +59,15 @@ class Member(ABC):
         trees: Trees,
         fresh: bool = True,
         silence_s: float = 30.0,
+        time: Time = REAL,
     ) -> None:
-        self._link, self._seat, self._joint, self._trees = link, seat, joint, trees
+        self._link, self._seat, self._joint, self._trees, self.time = link, seat, joint, trees, time
         self._codec_name, self._silence_s = codec_name, silence_s
         strategy = joint.strategy
         self._resend = strategy.settles and strategy.quorum < 1.0
         self.residuals = Residuals(joint.size, resend=self._resend)
         self._rounds = self._make_rounds()
-        self.signals: queue.SimpleQueue[Signal] = queue.SimpleQueue()
+        self.signals = time.queue()
         """What the main thread is to hear, in order."""
         self._commands: deque[Callable[[], None]] = deque()
         self._averaged: set[str] = set()
@@ -84,13 +84,13 @@ class Member(ABC):
         self.digest = ""
         self.progress: dict[str, Any] = {}
         """What the next heartbeat says."""
-        self._last_beat = self._heard = self._joined_at = time.monotonic()
+        self._last_beat = self._heard = self._joined_at = self.time.now()
         self.bytes_sent = self.aside_bytes = 0
 
     def _make_rounds(self) -> Rounds:
         strategy, longest = self._joint.strategy, self._joint.size + (1 << 24)  # means of buffers may be longer
         settings: dict[str, Any] = {"quorum": strategy.quorum, "grace_s": strategy.grace_s, "longest": longest}
-        return Rounds(self._seat.worker, self._send, self.residuals.lane, **settings)
+        return Rounds(self._seat.worker, self._send, self.residuals.lane, **settings, clock=self.time.now)
 
     # -- training's own traffic -------------------------------------------------------------------------------------
 
@@ -195,8 +195,8 @@ class Member(ABC):
 
     def _rejoin(self) -> None:
         """Its place was given up while it could not be heard, and nobody else has taken it."""
-        if time.monotonic() - self._joined_at > REJOIN_S:
-            self._joined_at, self._frozen = time.monotonic(), True
+        if self.time.now() - self._joined_at > REJOIN_S:
+            self._joined_at, self._frozen = self.time.now(), True
             self.join()
 
     def hand_over(self, peer: int, data: bytes) -> None:
@@ -215,10 +215,10 @@ class Member(ABC):
 
     def turn(self) -> None:
         """One round of messages, commands, rounds and beats."""
-        until_beat = max(TICK_S, self._last_beat + BEAT_S - time.monotonic())
+        until_beat = max(TICK_S, self._last_beat + BEAT_S - self.time.now())
         for message in self._link.receive(TICK_S if self._rounds.waiting else until_beat):
             if message.sender == COORDINATOR:
-                self._heard = time.monotonic()
+                self._heard = self.time.now()
                 self._from_coordinator(message.header)
             else:
                 try:
@@ -229,7 +229,7 @@ class Member(ABC):
             self._commands.popleft()()
         if not self._frozen:
             self._work()
-        now = time.monotonic()
+        now = self.time.now()
         if now - self._last_beat >= BEAT_S:
             self.beat()
         if now - self._heard > self._silence_s:
@@ -245,7 +245,7 @@ class Member(ABC):
             _log.warning("worker %s refused a message of worker %s: %s", self._seat.worker, sender, error)
 
     def beat(self) -> None:
-        self._last_beat = time.monotonic()
+        self._last_beat = self.time.now()
         sent = self.bytes_sent + self.aside_bytes
         header: Header = {"t": "beat", "a": self._seat.attempt, "landed": self._joint.landed, "bytes": sent}
         header |= {"waiting": self._waiting_for(), "progress": self.progress}

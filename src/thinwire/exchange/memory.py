@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import json
 import queue
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 
+from thinwire.engine.clock import REAL, Queue
 from thinwire.engine.ports import COORDINATOR, Header, Message
 
 
-@dataclass
 class Room:
-    """Where the links of one run find each other."""
+    """Where the links of one run find each other; `make` makes an inbox."""
 
-    inboxes: dict[str, queue.SimpleQueue[Message | None]] = field(default_factory=dict)
+    def __init__(self, make: Callable[[], Queue] = REAL.queue) -> None:
+        self.inboxes: dict[str, Queue] = {}
+        self._make = make
 
     def link(self, worker: int, attempt: int) -> MemoryLink:
         """A worker's end."""
         return MemoryLink(self, me=worker, attempt=attempt)
 
-    def inbox(self, address: str) -> queue.SimpleQueue[Message | None]:
-        return self.inboxes.setdefault(address, queue.SimpleQueue())
+    def inbox(self, address: str) -> Queue:
+        if address not in self.inboxes:
+            self.inboxes[address] = self._make()
+        return self.inboxes[address]
 
     def put(self, address: str, message: Message) -> None:
         """Headers go through JSON and payloads are copied, as on a real wire."""
@@ -30,7 +33,7 @@ class Room:
         self.inbox(address).put(Message(message.sender, header, payload))
 
 
-def _drain(inbox: queue.SimpleQueue[Message | None], timeout_s: float) -> list[Message]:
+def _drain(inbox: Queue, timeout_s: float) -> list[Message]:
     found: list[Message] = []
     try:
         first = inbox.get(timeout=timeout_s) if timeout_s > 0 else inbox.get_nowait()

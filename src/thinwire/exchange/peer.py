@@ -36,17 +36,16 @@ class Peer:
     ) -> None:
         self._link, self._trees = link, trees
         self.member = kind(link, seat, joint, trees=trees, **settings)
+        self.time = self.member.time
+        self.started = False
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"exchange-{seat.worker}", daemon=True)
+        self._thread = self.time.beside(self._run, f"exchange-{seat.worker}")
 
     def start(self, digest: str) -> None:
         """Joins the run; `digest` tells whether this replica starts equal to the others."""
         self.member.digest = digest
+        self.started = True
         self._thread.start()
-
-    @property
-    def started(self) -> bool:
-        return self._thread.ident is not None
 
     @property
     def bytes_sent(self) -> int:

@@ -26,10 +26,9 @@ from types import TracebackType
 from typing import Any
 
 from thinwire.errors import ConfigError, ThinwireError, TimedOutError
+from thinwire.units import rate_bits
 
 _NAME = re.compile(r"^tw(\d+)-\d+(?:n\d+|sw)$")
-_RATE = re.compile(r"^(\d+(?:\.\d+)?)(kbit|mbit|gbit)$")
-_BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _QUEUE_MS = 50
 _COMMAND_S = 20.0
 _KILL_S = 10.0
@@ -40,18 +39,6 @@ class TestbedError(ThinwireError):
     """The network could not be set up."""
 
     __test__ = False
-
-
-def rate_bits(rate: str) -> float:
-    """Bits per second of a rate such as "1gbit".
-
-    >>> rate_bits("100mbit")
-    100000000.0
-    """
-    found = _RATE.match(rate)
-    if found is None:
-        raise ConfigError(f"rate = {rate!r} is not a rate; write a number and kbit, mbit or gbit, such as '100mbit'")
-    return float(found[1]) * _BITS[found[2]]
 
 
 class Testbed:

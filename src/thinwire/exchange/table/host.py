@@ -11,7 +11,7 @@ import time
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -53,7 +53,7 @@ class Host(Member):
         self._group_of = strategy.group_of
         self.server = Server(joint, self.layout, self._keep)
         self._log, self._log_every = Log(self.layout, self._trees), strategy.log_period(workers)
-        self._pool = ThreadPoolExecutor(strategy.exchangers, "exchanger") if strategy.exchangers else None
+        self._pool = self.time.executor("exchanger", strategy.exchangers) if strategy.exchangers else None
         self._running: set[Future[list[Reply]]] = set()
         self._plan: Plan | None = None
         self._awaited: set[int] = set()

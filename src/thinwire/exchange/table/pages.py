@@ -13,7 +13,6 @@ next one begins; if nobody did, nobody has taken it up, and it is announced agai
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire.engine.ports import Clock
 from thinwire.exchange.table.plan import Layout
 
 Name = tuple[int, int]
@@ -58,8 +58,8 @@ class _Pages:
 class Publications:
     """One worker's part in publications; `tell` reaches any member, this worker too."""
 
-    def __init__(self, layout: Layout, size: int, tell: Tell, emit: Emit) -> None:
-        self._layout, self._size, self._tell, self._emit = layout, size, tell, emit
+    def __init__(self, layout: Layout, size: int, tell: Tell, emit: Emit, clock: Clock) -> None:
+        self._layout, self._size, self._tell, self._emit, self._clock = layout, size, tell, emit, clock
         self._open: dict[Name, _Pages] = {}
         self._asked: deque[dict[str, Any]] = deque()
         self._announced: tuple[Name, dict[str, Any], set[int]] | None = None
@@ -78,7 +78,7 @@ class Publications:
         if self._announced is None and self._asked:
             self._count += 1
             name, note = (self._generation, self._count), self._asked.popleft()
-            self._announced, self._announced_at = (name, note, set()), time.monotonic()
+            self._announced, self._announced_at = (name, note, set()), self._clock()
             for member in self._members:
                 self._tell(member, {"t": "mark", "p": list(name), "n": note})
 

@@ -7,7 +7,6 @@ so that each counts once.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,7 +42,7 @@ class _Flight:
     held: set[int]
     """Tuples whose values have yet to be made."""
     rate: float | None = None
-    started: float = field(default_factory=time.monotonic)
+    started: float = 0.0
     size_bytes: int = 0
 
 
@@ -71,7 +70,7 @@ class Table(Host):
         self._views: list[_View] = []
         self._notes: deque[dict[str, Any]] = deque()
         self._unseen: list[Published] = []
-        self._pages = Publications(self.layout, joint.size, self._tell, self._published)
+        self._pages = Publications(self.layout, joint.size, self._tell, self._published, self.time.now)
         self.tuples = self.layout.fragments
 
     # -- for any thread ---------------------------------------------------------------------------------------------
@@ -106,7 +105,7 @@ class Table(Host):
         keys = set(range(len(self.layout.fragments)))
         held = set(keys) if self._joint.strategy.subject == "gradients" else set()
         reply = torch.empty_like(values)
-        self._flights[round] = _Flight(fragment, values, weight, reply, keys, held, note.get("rate"))
+        self._flights[round] = _Flight(fragment, values, weight, reply, keys, held, note.get("rate"), self.time.now())
         self._send_off(round, keys)
 
     def feed(self, round: int, keys: list[int]) -> None:
@@ -149,7 +148,7 @@ class Table(Host):
             done = self._flights.pop(round)
             with self._joint.lock:
                 self._joint.landed = max(self._joint.landed, round + 1)
-            taken, own = time.monotonic() - done.started, {self._seat.worker: self._note()}
+            taken, own = self.time.now() - done.started, {self._seat.worker: self._note()}
             self.signals.put(Landed(round, done.fragment, done.reply, None, own, None, None, taken, done.size_bytes))
 
     def _waiting_for(self) -> dict[str, list[int]]:
@@ -167,7 +166,7 @@ class Table(Host):
             if round in self._flights and key in self._flights[round].missing:
                 self._update(round, key)
             self._link.wake()
-        now = time.monotonic()
+        now = self.time.now()
         self._pages.tick(now)
         for view in self._views:
             if now - view.asked > AGAIN_S:  # a connection that broke may have taken something with it
@@ -269,7 +268,7 @@ class Table(Host):
         self._ask(view)
 
     def _ask(self, view: _View) -> None:
-        view.asked = time.monotonic()
+        view.asked = self.time.now()
         for key in sorted(view.missing):
             self._tell(self.host(key), {"t": "get", "k": key})
 

@@ -1,0 +1,5 @@
+"""A cluster that is not there: real strategies, real gradients and the real exchange, in virtual time."""
+
+from thinwire.cluster.simulated.cluster import Fault, Simulated
+
+__all__ = ["Fault", "Simulated"]

@@ -1,0 +1,197 @@
+"""The simulated cluster as a run sees it: see `thinwire.cluster.base`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from thinwire.cluster.base import Dealt, DriverData, Entry
+from thinwire.cluster.simulated.fibers import VirtualTime
+from thinwire.cluster.simulated.lab import Lab
+from thinwire.cluster.simulated.links import Ether, EtherHub
+from thinwire.cluster.simulated.network import Network
+from thinwire.cluster.simulated.steps import StepTimes
+from thinwire.engine.deadlines import Deadlines
+from thinwire.engine.ports import Exit, Hub, Wire
+from thinwire.errors import ConfigError
+from thinwire.rules.period import Link
+from thinwire.units import rate_bytes
+
+Kind = Literal["kill", "pause", "cut", "link"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """Something that goes wrong at a moment of a simulated run.
+
+    Args:
+        at_s: the moment.
+        kind: "kill" ends a worker, "pause" stops it as SIGSTOP does, "cut" takes its machine off the network; "link"
+            changes the speed of every machine's link.
+        worker: whom it happens to.
+        seconds: how long until a paused or cut worker goes on, or a new one stands in for a killed one.
+        link: the new speed.
+    """
+
+    at_s: float
+    kind: Kind = "kill"
+    worker: int = 0
+    seconds: float = 10.0
+    link: str | float = "1gbit"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """Workers in virtual time, in this process: what a run would come to, and when, on machines that one does not have.
+
+    Args:
+        workers: how many, each on a machine of its own.
+        link: speed of each machine's full-duplex link, as "1gbit" or in bytes a second.
+        latency_s: what a message takes beside its bytes.
+        step_s: what a worker's step takes; None measures it here.
+        ratio: in place of `step_s`, in how many steps the whole model crosses a link once, in float32.
+        spread: standard deviation of a step's time over its mean.
+        slow: factors of the step time, by worker.
+        contention: by how much a step is longer while much crosses the worker's link: 0.2 for a fifth.
+        faults: what goes wrong, and when.
+        max_restarts: how many lost workers are replaced.
+        seed: of the step times.
+    """
+
+    workers: int = 4
+    link: str | float = "1gbit"
+    latency_s: float = 1e-4
+    step_s: float | None = None
+    ratio: float | None = None
+    spread: float = 0.0
+    slow: Mapping[int, float] = field(default_factory=dict)
+    contention: float = 0.0
+    faults: Sequence[Fault] = ()
+    max_restarts: int = 1000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("workers", 1), ("latency_s", 0), ("spread", 0), ("contention", 0), ("max_restarts", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"cluster.{name} = {getattr(self, name)} is not possible; use {least} or more")
+        if self.step_s is not None and self.ratio is not None:
+            raise ConfigError("cluster.step_s and cluster.ratio both say what a step takes; give one of them")
+        for name in ("step_s", "ratio"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"cluster.{name} = {value} is not possible; use a number above 0")
+        for fault in self.faults:
+            if fault.kind != "link" and not 0 <= fault.worker < self.workers:
+                raise ConfigError(f"a fault names worker {fault.worker}; there are {self.workers}, from 0 on")
+        rate_bytes(self.link)
+
+    def site(self, data: Any) -> SimulatedSite:
+        """A cluster of its own for each run, at the beginning of its time."""
+        return SimulatedSite(self)
+
+
+class SimulatedSite:
+    """See `thinwire.cluster.base.Site`."""
+
+    in_process = True
+    host = peer_host = "simulated"
+
+    def __init__(self, cluster: Simulated) -> None:
+        self._cluster = cluster
+        self.workers = cluster.workers
+        self.time = VirtualTime()
+        link = Link(cluster.latency_s, rate_bytes(cluster.link))
+        self.network = Network(self.time, link, cluster.workers + 1)
+        steps = StepTimes(
+            step_s=cluster.step_s,
+            ratio=cluster.ratio,
+            link=link,
+            spread=cluster.spread,
+            slow=cluster.slow,
+            contention=cluster.contention,
+            busy=self.network.busy,
+            seed=cluster.seed,
+        )
+        self.lab = Lab(self.time, steps, cluster.workers)
+        self.replica = self.lab.replica
+        self._ether: Ether | None = None
+
+    def deadlines(self, given: Deadlines | None) -> Deadlines:
+        return given or Deadlines()
+
+    def open(self, data: Any, validation: Any) -> DriverData:
+        return DriverData(data, validation, self.workers, shared_disk=True)
+
+    def look(self, out: str | None, *, ports: bool = True) -> None:
+        """Nothing to look at."""
+
+    def needs_jobs(self) -> Any:
+        raise ConfigError("exchange = 'spark' cannot be simulated; use 'mesh'")
+
+    def wire(self) -> tuple[Hub, Wire]:
+        self._ether = Ether(self.time, self.network, self.workers)
+        return EtherHub(self._ether), self._ether
+
+    def launch(self, entry: Entry, dealt: Dealt, wire: Wire, helpers: int = 0) -> SimulatedWorkforce:
+        """Starts the workers, and helpers on the driver's machine."""
+        assert isinstance(wire, Ether)
+        force = SimulatedWorkforce(self, self._cluster, wire, entry)
+        for worker in range(self.workers + helpers):
+            force.start(worker, 0)
+        return force
+
+
+class SimulatedWorkforce:
+    """Workers as fibers; see `thinwire.engine.ports.Workforce`."""
+
+    revives = False
+
+    def __init__(self, site: SimulatedSite, cluster: Simulated, ether: Ether, entry: Entry) -> None:
+        self._time, self._network, self._cluster = site.time, site.network, cluster
+        self._ether, self._entry = ether, entry
+        self._attempts: dict[int, int] = {}
+        self._exits: list[Exit] = []
+        self._away: dict[int, float] = {}
+        self._restarts = 0
+        for fault in cluster.faults:
+            self._time.at(fault.at_s, functools.partial(self._happen, fault))
+
+    def start(self, worker: int, attempt: int) -> None:
+        self._attempts[worker] = attempt
+        act = functools.partial(self._entry, worker, attempt, first=attempt == 0)
+        self._time.fiber(act, f"worker-{worker}.{attempt}", (worker, attempt)).start()
+
+    def exits(self) -> list[Exit]:
+        found, self._exits = self._exits, []
+        return found
+
+    def replace(self, worker: int, attempt: int) -> bool:
+        if self._restarts >= self._cluster.max_restarts:
+            return False
+        self._restarts += 1
+        self._end(worker)  # lost, but it may still be there: it must not come back
+        self._time.at(self._time.now() + self._away.pop(worker, 0.0), lambda: self.start(worker, attempt))
+        return True
+
+    def stop(self) -> None:
+        self._time.stop()
+
+    def _happen(self, fault: Fault) -> None:
+        if fault.kind == "link":
+            self._network.set_speed(rate_bytes(fault.link))
+        elif fault.kind == "cut":
+            self._network.cut(fault.worker, fault.seconds)
+        elif fault.kind == "pause":
+            self._time.freeze((fault.worker, self._attempts[fault.worker]), fault.seconds)
+        elif fault.kind == "kill":
+            attempt = self._attempts[fault.worker]
+            self._away[fault.worker] = fault.seconds
+            self._end(fault.worker)
+            self._exits.append(Exit(fault.worker, attempt, f"killed at {fault.at_s:g} s, as the simulation was told"))
+
+    def _end(self, worker: int) -> None:
+        attempt = self._attempts[worker]
+        self._ether.kill(worker, attempt)
+        self._time.kill((worker, attempt))

@@ -1,0 +1,78 @@
+"""Links of a simulated cluster: those of one process, whose messages take as long as the network says."""
+
+from __future__ import annotations
+
+import json
+
+from thinwire.cluster.simulated.fibers import VirtualTime
+from thinwire.cluster.simulated.network import Network
+from thinwire.engine.ports import COORDINATOR, Message
+from thinwire.exchange.memory import MemoryHub, MemoryLink, Room
+
+FRAME_BYTES = 64
+"""What a message has on the wire beside its header and payload."""
+
+
+class Ether(Room):
+    """Where the links of one run find each other; see `thinwire.engine.ports.Wire`."""
+
+    def __init__(self, time: VirtualTime, network: Network, driver: int) -> None:
+        super().__init__(make=time.queue)
+        self._network, self._driver = network, driver
+        self.dead: list[tuple[int, int]] = []
+        """Workers and attempts whose connections have ended, and nobody has been told."""
+        self._gone: set[str] = set()
+
+    def put(self, address: str, message: Message) -> None:
+        """Sends a message on its way; headers go through JSON and payloads are copied, as on a real wire."""
+        header = json.dumps(message.header)
+        payload = None if message.payload is None else memoryview(bytearray(message.payload))
+        size = len(header) + FRAME_BYTES + (0 if payload is None else payload.nbytes)
+        arrived = Message(message.sender, json.loads(header), payload)
+        self._network.send(
+            self._node(message.sender), self._node(_worker(address)), size, lambda: self._deliver(address, arrived)
+        )
+
+    def kill(self, worker: int, attempt: int) -> None:
+        """The machine's end of every connection is gone: what comes is dropped, and the coordinator notices."""
+        address = f"memory:{worker}.{attempt}"
+        self._gone.add(address)
+        self.inboxes.pop(address, None)
+        self.dead.append((worker, attempt))
+
+    def _deliver(self, address: str, message: Message) -> None:
+        if address not in self._gone:
+            self.inbox(address).put(message)
+
+    def _node(self, worker: int) -> int:
+        return self._driver if worker == COORDINATOR else min(worker, self._driver)
+
+    def link(self, worker: int, attempt: int) -> MemoryLink:
+        return _Link(self, me=worker, attempt=attempt)
+
+    def silent(self, address: str) -> bool:
+        """Whether a worker has been killed: what it still says on its way out is not heard."""
+        return address in self._gone
+
+
+class _Link(MemoryLink):
+    _room: Ether
+
+    def send(self, peer: int, header: dict[str, object], payload: memoryview | None = None) -> None:
+        if not self._room.silent(self.address):
+            super().send(peer, header, payload)
+
+
+class EtherHub(MemoryHub):
+    """The coordinator's link; see `thinwire.engine.ports.Hub`."""
+
+    _room: Ether
+
+    def broken(self) -> list[tuple[int, int]]:
+        found, self._room.dead = self._room.dead, []
+        return found
+
+
+def _worker(address: str) -> int:
+    name = address.partition(":")[2]
+    return COORDINATOR if name == "hub" else int(name.partition(".")[0])
