@@ -213,5 +213,5 @@ def test_drawn_step_times_have_the_mean_and_spread_asked_for_and_repeat_with_the
 def test_a_ratio_says_in_how_many_steps_the_model_crosses_the_link() -> None:
     steps = times(step_s=None, ratio=8.0)
     assert not steps.known
-    steps.measured(123.0, 500_000)
-    assert steps.step_s == pytest.approx(4 * 500_000 / 1e6 / 8.0)
+    steps.settle(500_000, lambda: pytest.fail("it need not be measured"))
+    assert steps.step_s == pytest.approx(2 * 4 * 500_000 / 1e6 / 8.0)

@@ -123,7 +123,7 @@ def _simulate(sim: argparse.ArgumentParser) -> None:
     )
     sim.add_argument("--step", type=float, metavar="S", help="seconds of a worker's step; measured here unless given")
     sim.add_argument(
-        "--ratio", type=float, metavar="R", help="instead, in how many steps the model crosses a link once"
+        "--ratio", type=float, metavar="R", help="instead, in how many steps the model crosses a link and back"
     )
     sim.add_argument("--spread", type=float, metavar="CV", help="of step times, standard deviation over mean")
     sim.add_argument("--out", metavar="DIR", help="folder for the numbers as JSON, and for pictures (PNG, SVG)")

@@ -11,7 +11,6 @@ from thinwire.data.feeds import Beside, Feed, Fetched, Server, Wanted
 from thinwire.engine.clock import Time
 from thinwire.engine.deadlines import Deadlines
 from thinwire.engine.ports import Hub, Wire, Workforce
-from thinwire.exchange.wire import Keys, ZmqHub, ZmqWire
 from thinwire.replicas import TorchReplica
 
 
@@ -124,6 +123,8 @@ def sockets(host: str, peer_host: str | None) -> tuple[Hub, Wire]:
         host: the address of this machine at which workers reach the coordinator.
         peer_host: the address at which a worker is reached by others; None lets each find its own.
     """
+    from thinwire.exchange.wire import Keys, ZmqHub, ZmqWire  # only here: threads and simulations need no sockets
+
     keys = Keys.make()
     hub = ZmqHub(keys=keys, host=host)
     return hub, ZmqWire(keys, hub.address, peer_host)

@@ -163,7 +163,7 @@ class StageReplica(GroupReplica):
         self._weights = self._told
         losses: list[Tensor] = []
         schedule = self._running()
-        with self.crew.together(among_others=True), self._autocast():
+        with self.crew.together(among_others=True), self.autocast():
             if self.crew.part == 0:
                 schedule.step(*inputs)
             elif self._last:
@@ -212,7 +212,7 @@ class StageReplica(GroupReplica):
             return output.sum() * 0.0
         label, weight = (None if each is None else each[rows] for each in self._labels)
         counted = float(len(rows) if weight is None else weight.sum())
-        return self._objective.mean(output[valid], label, weight) * (counted / sum(self._weights))
+        return self.objective.mean(output[valid], label, weight) * (counted / sum(self._weights))
 
     def _handed(self, x: Tensor, to: int, rows: Sequence[int]) -> Tensor:
         """All members' rows, one after the other, on the member that they are for; nothing elsewhere."""
@@ -227,7 +227,7 @@ class StageReplica(GroupReplica):
         rows = list(self.crew.rows)
         values: Any = [self._handed(x, 0, rows) for x in batch.inputs]
         size = self.crew.size
-        with self._autocast(), torch.no_grad():
+        with self.autocast(), torch.no_grad():
             for part in range(size):
                 if part == self.crew.part:
                     values = [self.module(*values)]

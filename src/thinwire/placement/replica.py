@@ -241,9 +241,9 @@ class ShardedReplica(GroupReplica):
         for parameter in self.parameters.tensors:
             parameter.grad = None
         self._spread()
-        with self._autocast():
+        with self.autocast():
             output = self.module(*batch.inputs)
-            loss = self._objective.mean(output, batch.label, batch.weight)
+            loss = self.objective.mean(output, batch.label, batch.weight)
         for bucket in self._buckets:
             bucket.ready()
         value = float(loss.detach())
@@ -256,7 +256,7 @@ class ShardedReplica(GroupReplica):
 
     def _forward(self, batch: Any) -> Any:
         self._spread()
-        with self._autocast():
+        with self.autocast():
             output = self.module(*batch.inputs)
         for bucket in self._buckets:
             bucket.ready()

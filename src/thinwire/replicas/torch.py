@@ -116,10 +116,10 @@ class TorchReplica:
         self.scheduler = spec.scheduler(self.optimizer) if spec.scheduler else None
         self._plateau = isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         self.steps = 0
-        self._searches = needs_closure(self.optimizer)
+        self.searches = needs_closure(self.optimizer)
         self._batch: Any = None
         self._memory: Memory = {}
-        self._objective = Objective(spec.loss)
+        self.objective = Objective(spec.loss)
         self._metrics = metrics_of(spec.metrics)
         self._unchecked: list[tuple[int, Tensor]] = []
         self._newest: float | None = None
@@ -136,9 +136,9 @@ class TorchReplica:
         for parameter in self.parameters.tensors:  # what zero_grad does, which takes 20 times as long to get there
             parameter.grad = None
         self._memory["steps"] = self.steps
-        with self._autocast():
-            loss, shown = self.spec.algorithm.loss(self.module, batch, self._objective, self._memory)
-        if self._searches:
+        with self.autocast():
+            loss, shown = self.spec.algorithm.loss(self.module, batch, self.objective, self._memory)
+        if self.searches:
             self._batch = batch
         if self.device.type != "cpu":
             loss.backward()  # type: ignore[no-untyped-call]
@@ -152,7 +152,7 @@ class TorchReplica:
     def update(self) -> None:
         """Takes the optimizer step on the gradients as they are now."""
         self.clip()
-        if self._searches:
+        if self.searches:
             self.optimizer.step(self._again)
         else:
             self.optimizer.step()
@@ -162,8 +162,8 @@ class TorchReplica:
         """The loss and gradients of the step's batch, with the parameters as they are now."""
         for parameter in self.parameters.tensors:
             parameter.grad = None
-        with self._autocast():
-            loss, _ = self.spec.algorithm.loss(self.module, self._batch, self._objective, self._memory)
+        with self.autocast():
+            loss, _ = self.spec.algorithm.loss(self.module, self._batch, self.objective, self._memory)
         loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach())
 
@@ -216,7 +216,8 @@ class TorchReplica:
     def _diverged(self, step: int, value: float) -> DivergedError:
         return DivergedError(f"the loss became {value} at step {step}")
 
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """What forward passes are made under."""
         if self.spec.precision == "bfloat16":
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return contextlib.nullcontext()
@@ -236,7 +237,7 @@ class TorchReplica:
         try:
             with torch.no_grad():
                 for batch in batches:
-                    with self._autocast():
+                    with self.autocast():
                         output = torch.func.functional_call(self.module, names, batch.inputs)
                     self._measure(batch, output, sums, weights)
                     rows += batch.num_rows
@@ -246,7 +247,7 @@ class TorchReplica:
 
     def _measure(self, batch: Any, output: Any, sums: dict[str, float], weights: dict[str, float]) -> None:
         """Adds a batch's loss and metrics to sums, and what they count to weights."""
-        found = {"val_loss": self._objective.total(output, batch.label, batch.weight, batch.num_rows)}
+        found = {"val_loss": self.objective.total(output, batch.label, batch.weight, batch.num_rows)}
         for name, metric in self._metrics.items():
             each = metric(output, batch.label).float()
             if each.dim() == 0:  # of the whole batch

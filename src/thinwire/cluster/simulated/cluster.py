@@ -51,7 +51,7 @@ class Simulated:
         link: speed of each machine's full-duplex link, as "1gbit" or in bytes a second.
         latency_s: what a message takes beside its bytes.
         step_s: what a worker's step takes; None measures it here.
-        ratio: in place of `step_s`, in how many steps the whole model crosses a link once, in float32.
+        ratio: in place of `step_s`, in how many steps the whole model crosses a link there and back, in float32.
         spread: standard deviation of a step's time over its mean.
         slow: factors of the step time, by worker.
         contention: by how much a step is longer while much crosses the worker's link: 0.2 for a fifth.

@@ -16,7 +16,7 @@ class StepTimes:
 
     Args:
         step_s: what a step takes; None leaves it to what is measured here.
-        ratio: instead, in how many steps the whole model crosses the link once.
+        ratio: instead, in how many steps the whole model crosses the link there and back.
         link: the link that `ratio` speaks of.
         spread: standard deviation of a step's time over its mean (log-normal).
         slow: factors by worker.
@@ -46,12 +46,12 @@ class StepTimes:
     def known(self) -> bool:
         return self.step_s is not None
 
-    def measured(self, seconds: float, parameters: int) -> None:
-        """What a step takes on this machine, and how many parameters the network has."""
+    def settle(self, parameters: int, measure: Callable[[], float]) -> None:
+        """From here on it is known: by the ratio and the number of parameters, or by what a step takes here."""
         if self._ratio is None:
-            self.step_s = seconds
+            self.step_s = measure()
         else:
-            self.step_s = FLOAT_BYTES * parameters / self._link.bytes_per_s / self._ratio
+            self.step_s = 2 * FLOAT_BYTES * parameters / self._link.bytes_per_s / self._ratio
 
     def draw(self, worker: int) -> float:
         """The time of a worker's next step."""

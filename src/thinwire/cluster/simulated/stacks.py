@@ -1,0 +1,94 @@
+"""Replicas that go through the network as one: their parameters are rows of one matrix, and vmap does the rest.
+
+For networks whose layers cost more to call than to compute, which are those with many workers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.parameters import FlatParameters
+from thinwire.replicas import BackPropagation, TorchReplica
+
+
+def stackable(replica: TorchReplica) -> bool:
+    """Whether one pass through several replicas gives what each would give, and is worth it.
+
+    Convolutions of several networks at once are slower than one after the other; recurrent layers refuse vmap.
+    """
+    plain = type(replica.spec.algorithm) is BackPropagation and replica.spec.precision == "float32"
+    kinds = (nn.modules.conv._ConvNd, nn.RNNBase)
+    return (
+        plain
+        and not replica.searches
+        and replica.device.type == "cpu"
+        and not any(isinstance(m, kinds) for m in replica.module.modules())
+    )
+
+
+class Stack:
+    """See `thinwire.cluster.simulated.lab.Way`; buffers are rows of matrices too."""
+
+    least = 2
+
+    def __init__(self, size: int, rows: int, device: torch.device) -> None:
+        self._matrix = torch.zeros(rows, size, device=device)
+        self._buffers: dict[str, Tensor] = {}
+
+    def take_in(self, replica: TorchReplica, row: int) -> None:
+        """Moves a replica's parameters and buffers into a row of their own."""
+        replica.parameters.move_to(self._matrix[row])
+        for path, module in replica.module.named_modules():
+            for name, buffer in module._buffers.items():
+                if buffer is None:
+                    continue
+                whole = f"{path}.{name}" if path else name
+                if whole not in self._buffers:
+                    self._buffers[whole] = buffer.new_zeros((len(self._matrix), *buffer.shape))
+                own = self._buffers[whole][row]
+                own.copy_(buffer)
+                module._buffers[name] = own
+        replica.buffers = type(replica.buffers)(replica.module)
+
+    def key(self, batch: Any) -> Any:
+        return tuple(None if t is None else (t.shape, t.dtype) for t in (*batch.inputs, batch.label, batch.weight))
+
+    def gradients(self, replicas: list[TorchReplica], rows: list[int], batches: list[Any]) -> list[float]:
+        first = replicas[0]
+        everyone = rows == list(range(len(self._matrix)))
+        pick = slice(None) if everyone else torch.tensor(rows, device=self._matrix.device)
+        parameters = _named(first.parameters, self._matrix[pick])
+        buffers = {name: values if everyone else values[pick] for name, values in self._buffers.items()}
+        inputs = tuple(torch.stack(column) for column in zip(*(b.inputs for b in batches), strict=True))
+        labels, weights = _stacked([b.label for b in batches]), _stacked([b.weight for b in batches])
+
+        def loss_of(parameters: Any, buffers: Any, inputs: Any, label: Any, weight: Any) -> Tensor:
+            output = torch.func.functional_call(first.module, (parameters, buffers), inputs)
+            return first.objective.mean(output, label, weight)
+
+        axes = (0, 0, 0, None if labels is None else 0, None if weights is None else 0)
+        grown = torch.func.vmap(torch.func.grad_and_value(loss_of), in_dims=axes, randomness="different")
+        found, losses = grown(parameters, buffers, inputs, labels, weights)
+        if not everyone:
+            for name, values in buffers.items():
+                self._buffers[name][pick] = values
+        for place, replica in enumerate(replicas):
+            for name, parameter in zip(replica.parameters.names, replica.parameters.tensors, strict=True):
+                parameter.grad = found[name][place]
+        told: list[float] = losses.detach().tolist()
+        return told
+
+
+def _named(parameters: FlatParameters, matrix: Tensor) -> dict[str, Tensor]:
+    """The parameters of all rows, by name: views of the matrix."""
+    found = {}
+    for name, offset, one in zip(parameters.names, parameters.offsets, parameters.tensors, strict=True):
+        found[name] = matrix[:, offset : offset + one.numel()].view(len(matrix), *one.shape)
+    return found
+
+
+def _stacked(tensors: list[Tensor | None]) -> Tensor | None:
+    return None if tensors[0] is None else torch.stack([t for t in tensors if t is not None])
