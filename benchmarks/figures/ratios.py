@@ -141,7 +141,8 @@ def draw(source: str, picture: str) -> None:
         if t["ratio"] is None and (t["workers"] > 1 or t["steps"] == found["steps"]):
             axes.axhline(100 * t["accuracy"], color="#767676", linestyle="--", linewidth=1)
             name = f"{t['workers']} workers, free communication" if t["workers"] > 1 else "one worker"
-            axes.annotate(name, (12, 100 * t["accuracy"]), fontsize=8, va="bottom", color="#767676")
+            axes.annotate(name, (17, 100 * t["accuracy"]), fontsize=8, va="bottom", color="#767676")
+    axes.margins(y=0.1)
     axes.set_xscale("log")
     axes.set_xticks(RATIOS, [f"{r:g}" for r in RATIOS])
     axes.minorticks_off()
@@ -180,9 +181,8 @@ def main() -> None:
         for one in found["trials"]:
             gain = speedup(found, one)
             shown = "beyond" if gain is None else f"{gain:.2f}"
-            print(
-                f"{one['method']:10} K={one['workers']} R={one['ratio']} accuracy {one['accuracy']:.4f} speed-up {shown}"
-            )
+            who = f"{one['method']:10} K={one['workers']} R={one['ratio']}"
+            print(f"{who} accuracy {one['accuracy']:.4f} speed-up {shown}")
 
 
 if __name__ == "__main__":

@@ -86,6 +86,16 @@ def test_a_strategy_that_overlaps_costs_nothing_where_the_link_keeps_up() -> Non
     assert run.summary["busy"] > 0.99
 
 
+@pytest.mark.parametrize("ratio", [8.0, 64.0, 110.0])
+def test_relay_cuts_so_that_a_fragment_s_exchange_fits_a_step(ratio: float) -> None:
+    def wide() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 1500), nn.ReLU(), nn.Linear(1500, 10))
+
+    cluster = tw.Simulated(workers=8, link="1gbit", latency_s=0.0, ratio=ratio)
+    run = fit(cluster, "relay", model=wide, validation=None, batch_size=8, epochs=None, steps=150)
+    assert run.summary["rounds"] > 0.85 * run.summary["steps"]
+
+
 def test_replicas_computed_together_give_what_each_would_give_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     from thinwire.cluster.simulated import lab
 

@@ -160,7 +160,7 @@ def test_a_claim_by_a_worker_that_fell_behind_follows_the_newest_setting() -> No
     3. if its main thread claimed round 1 now, when round 0 has not landed there, it would by the old setting, the
        whole model: so it must wait until it has adopted round 0
     """
-    strategy = Relay(bits=8, fragments="auto", quorum=0.5, grace_s=0.0)
+    strategy = Relay(bits=8, fragments=1, quorum=0.5, grace_s=0.0)
     stage = Stage(3, strategy)
     new = {"fragments": 4, "codec": "int8", "momentum": 0.0}
     stage.launch(0, 1.0, {"setting": new, "since": 1})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from thinwire.engine.signals import Landed
@@ -12,7 +14,10 @@ from thinwire.strategies import Measured
 if TYPE_CHECKING:
     from thinwire.engine.worker import Worker
 
-SAMPLES = 64
+SAMPLES = 24
+"""Newest rounds of about one size that are remembered."""
+DRIFT, JUDGED = 2.0, 6
+"""So many rounds in a row that took so many times longer, or shorter, than expected: it is another link now."""
 EVERY_ROUND_UNTIL, THEN_EVERY = 32, 16
 """Rounds looked at one by one while the run is young, and how often later."""
 
@@ -22,12 +27,13 @@ class Tuner:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._samples: list[tuple[float, float]] = []
+        self._samples: dict[int, deque[tuple[float, float]]] = {}
+        """Sizes and seconds of rounds, by the size's order of magnitude: two sizes tell latency and bandwidth apart."""
 
     def see(self, landed: Landed) -> None:
         """Notes a round's size and duration; the first worker logs some."""
         if landed.size_bytes:
-            self._samples = [*self._samples[-SAMPLES + 1 :], (landed.size_bytes, landed.seconds)]
+            self._remember(landed.size_bytes, landed.seconds)
         if self._worker.lead and _looked_at(landed.round):
             setting = self._worker.joint.cuts.at(landed.round).setting
             self._worker.event(
@@ -66,8 +72,20 @@ class Tuner:
         )
         return {"setting": setting, "since": since}
 
+    def _remember(self, size_bytes: float, seconds: float) -> None:
+        order = round(math.log2(size_bytes))
+        mine = self._samples.setdefault(order, deque(maxlen=SAMPLES))
+        if len(self._samples) > 1 and len(mine) >= JUDGED:
+            link = self._link()
+            off = [now / max(1e-9, link.seconds(size)) for size, now in list(mine)[-JUDGED:]]
+            if min(off) > DRIFT or max(off) < 1 / DRIFT:  # what other sizes took was on another link
+                self._samples = {order: deque(list(mine)[-JUDGED:], maxlen=SAMPLES)}
+                mine = self._samples[order]
+        mine.append((size_bytes, seconds))
+
     def _link(self) -> Link:
-        return fit_link([size for size, _ in self._samples], [seconds for _, seconds in self._samples])
+        samples = [sample for kind in self._samples.values() for sample in kind]
+        return fit_link([size for size, _ in samples], [seconds for _, seconds in samples])
 
 
 def _looked_at(round: int) -> bool:

@@ -17,6 +17,10 @@ class Link(NamedTuple):
         return self.latency_s + size_bytes / self.bytes_per_s
 
 
+ALIKE = 0.1
+"""Sizes whose standard deviation is below this share of their mean count as one."""
+
+
 def fit_link(sizes_bytes: Sequence[float], seconds: Sequence[float]) -> Link:
     """The link that explains measured rounds best, by least squares, with no part below zero.
 
@@ -27,14 +31,17 @@ def fit_link(sizes_bytes: Sequence[float], seconds: Sequence[float]) -> Link:
     >>> fit_link([1e6, 3e6], [1.0, 1.0]).latency_s
     1.0
 
-    With one size only the two parts cannot be told apart, and all of it counts as the price of bytes.
+    With one size only, or nearly so, the two parts cannot be told apart, and all of it counts as the price of bytes.
+
+    >>> fit_link([61380, 62304], [0.0355, 0.0354]).latency_s
+    0.0
     """
     count = len(sizes_bytes)
     mean_size, mean_s = sum(sizes_bytes) / count, sum(seconds) / count
     spread = sum((b - mean_size) ** 2 for b in sizes_bytes)
     shared = sum((b - mean_size) * (s - mean_s) for b, s in zip(sizes_bytes, seconds, strict=True))
     most = mean_s / mean_size
-    slope = most if spread <= 1e-6 * mean_size**2 else min(most, max(shared / spread, 0.0))
+    slope = most if spread <= ALIKE**2 * count * mean_size**2 else min(most, max(shared / spread, 0.0))
     return Link(mean_s - slope * mean_size, 1.0 / slope if slope else math.inf)
 
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 
+ROOM = 0.95
+"""Share of a step that one fragment's exchange may take."""
+SCALE_BITS = 32 / 256
+
 
 def exchange_ratio(exchange_s: float, step_s: float) -> float:
     """R: the steps a worker makes while one exchange of the whole float32 model is under way.
@@ -14,15 +18,22 @@ def exchange_ratio(exchange_s: float, step_s: float) -> float:
     return exchange_s / step_s
 
 
-def num_fragments(ratio: float, bits: int, *, most: int = 64) -> int:
-    """Fragments for which one compressed fragment's exchange fits inside one step.
+def num_fragments(ratio: float, bits: int, *, latency: float = 0.0, most: int = 64) -> int:
+    """Fragments for which one compressed fragment's exchange fits inside one step, with a little room.
 
-    F = max(1, ⌈R·bits/32⌉)
+    F = max(1, ⌈R·(bits + 1/8) / (32·(0.95 − L))⌉)
 
-    >>> num_fragments(16, 4), num_fragments(64, 4), num_fragments(107, 2), num_fragments(0.2, 4)
+    A block of 256 values has a scale of 32 bits beside them; L is the latency of an exchange in steps. The room
+    matters: replies are taken up between steps, so that what takes a little more than one step takes two. Where the
+    latency alone is half a step or more, one step is missed anyway and only the bytes have to fit.
+
+    >>> num_fragments(14, 4), num_fragments(56, 4), num_fragments(94, 2), num_fragments(0.2, 4)
     (2, 8, 7, 1)
+    >>> num_fragments(56, 4, latency=0.3), num_fragments(56, 4, latency=0.8)
+    (12, 8)
     """
-    return min(most, max(1, math.ceil(ratio * bits / 32)))
+    room = ROOM - latency if latency < ROOM / 2 else ROOM
+    return min(most, max(1, math.ceil(ratio * (bits + SCALE_BITS) / 32 / room)))
 
 
 def fragments_in_passing(handling_s: float, step_s: float, *, share: float = 0.01, most: int = 64) -> int:

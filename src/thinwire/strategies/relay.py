@@ -11,7 +11,7 @@ from thinwire.rules import outer, relay, staleness
 from thinwire.strategies.base import Measured, Nothing, Progress, Setting, Share, Strategy, Timing
 from thinwire.strategies.checks import at_least, one_of, within
 
-PROBES = (1, 4)
+PROBES = (8, 4)
 """Fragment counts of the first rounds: two sizes, so that latency and bandwidth can be told apart."""
 PROBE_ROUNDS = 4
 
@@ -56,19 +56,19 @@ class Relay(Strategy):
     def setting(self, measured: Measured, current: Setting | None) -> Setting:
         """Probes two sizes first, then follows the measurements; a small change is not worth cutting anew."""
         if current is None or measured.link is None or not measured.step_s or measured.rounds < PROBE_ROUNDS:
-            ratio, count = 64.0, PROBES[0] if current is None else PROBES[1]
+            ratio, latency, count = 64.0, 0.0, PROBES[0] if current is None else PROBES[1]
         else:
             sent_bytes = 8.0 * measured.size * (measured.workers - 1) / measured.workers
-            ratio = relay.exchange_ratio(measured.link.seconds(sent_bytes), measured.step_s)
-            count = 0
+            ratio = relay.exchange_ratio(sent_bytes / measured.link.bytes_per_s, measured.step_s)
+            latency, count = measured.link.latency_s / measured.step_s, 0
         bits = relay.choose_bits(ratio) if self.bits == "auto" else self.bits
         if self.fragments != "auto":
             count = self.fragments
         elif not count:
             most = max(1, min(64, measured.size // 4096))
-            wire = relay.num_fragments(ratio, bits, most=most)
+            wire = relay.num_fragments(ratio, bits, latency=latency, most=most)
             count = max(wire, relay.fragments_in_passing(measured.handling_s or 0.0, measured.step_s or 1.0, most=most))
-            if current and current.fragments / 2 <= count <= current.fragments * 2 and f"int{bits}" == current.codec:
+            if current and count <= current.fragments <= count * 2 and f"int{bits}" == current.codec:
                 return current
         decay = relay.choose_momentum(ratio, measured.workers) if self.momentum == "auto" else self.momentum
         return Setting(fragments=count, codec=f"int{bits}", momentum=decay)

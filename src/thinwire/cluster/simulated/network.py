@@ -18,8 +18,8 @@ from thinwire.cluster.simulated.fibers import VirtualTime
 from thinwire.rules.period import Link
 
 Floats = NDArray[np.float64]
-SMALL_BYTES = 1500
-"""What fits one packet slips in between the others: it does not change what they get."""
+SMALL_BYTES = 400
+"""What is smaller slips in between the others: it does not change what they get."""
 DONE_BYTES = 1e-3
 
 

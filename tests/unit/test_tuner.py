@@ -1,0 +1,44 @@
+"""What the first worker makes of the rounds it has seen."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from thinwire.engine.tuner import Tuner
+from thinwire.rules.period import Link
+
+
+def tuner() -> Tuner:
+    worker: Any = SimpleNamespace(lead=False)
+    return Tuner(worker)
+
+
+def see(tuner: Tuner, link: Link, sizes: list[float]) -> None:
+    for size in sizes:
+        tuner.see(SimpleNamespace(size_bytes=size, seconds=link.seconds(size), round=0))  # type: ignore[arg-type]
+
+
+def test_many_rounds_of_one_size_do_not_make_it_forget_what_another_size_took() -> None:
+    """Else all of it would pass for latency, or for bytes, by the noise in nearly equal sizes."""
+    link, found = Link(0.01, 1e6), tuner()
+    see(found, link, [8e4, 8e4, 2e4, 2e4])
+    see(found, link, [20_100.0, 19_900.0] * 200)
+    assert found._link().latency_s == pytest.approx(0.01, rel=0.05)
+    assert found._link().bytes_per_s == pytest.approx(1e6, rel=0.05)
+
+
+def test_sizes_that_are_nearly_one_tell_nothing_of_latency() -> None:
+    found = tuner()
+    see(found, Link(0.0, 1e6), [61_380.0, 62_304.0] * 40)
+    assert found._link().latency_s == 0.0
+    assert found._link().bytes_per_s == pytest.approx(1e6, rel=0.01)
+
+
+def test_a_link_that_changes_is_learnt_anew() -> None:
+    found = tuner()
+    see(found, Link(0.0, 1e7), [8e4] * 4 + [2e4] * 30)
+    see(found, Link(0.0, 1e6), [2e4] * 30)
+    assert found._link().bytes_per_s == pytest.approx(1e6, rel=0.05)
