@@ -23,7 +23,7 @@ layers: $(STAMP)
 
 tests: $(STAMP)
 	$(BIN)/python -m pytest tests/rules src/thinwire/rules --cov=thinwire.rules --cov-fail-under=100 --cov-report=term-missing:skip-covered
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --ignore=tests/rules --ignore=src/thinwire/rules
+	$(BIN)/python -m pytest -n 2 --dist loadscope --ignore=tests/rules --ignore=src/thinwire/rules
 
 # The Spark tests that hold for all versions, against the oldest PySpark supported; it warns of what pandas deprecates.
 spark35: $(STAMP)

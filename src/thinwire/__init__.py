@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from thinwire.cluster.local import Local
+    from thinwire.cluster.simulated import Fault, Simulated
     from thinwire.cluster.spark import Spark
     from thinwire.engine.deadlines import Deadlines
     from thinwire.engine.stopping import EarlyStopping

@@ -29,6 +29,11 @@ def strategy_for(given: Strategy | str | None) -> Strategy:
         return strategy_by_name(given)
     if not isinstance(given, Strategy):
         raise ConfigError(f"strategy is {type(given).__name__}; give a strategy such as tw.Relay(), or its name")
+    if not hasattr(given, "timing"):
+        raise ConfigError(
+            f"strategy {type(given).__name__} does not say its timing; write timing = 'barrier', 'overlap' or 'async' "
+            "in its class"
+        )
     return given
 
 

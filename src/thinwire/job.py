@@ -72,6 +72,8 @@ class Job:
     silence_s: float = 30.0
     placement: Placement = field(default_factory=Whole)
     time: Time = REAL
+    prefetch: int | None = None
+    """Batches that a thread gathers ahead; None leaves it to the loader."""
     replica: Callable[..., TorchReplica] = TorchReplica
     """What makes a replica that is whole."""
 
@@ -88,6 +90,7 @@ class ShardBatches:
             weight=columns.weight,
             transform=columns.transform,
             device=device,
+            prefetch=job.prefetch,
         )
         shard = Shard.open(files.train)
         sampler = Sampler(shard.num_rows, job.batch_size, job.spec.seed, worker)

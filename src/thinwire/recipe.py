@@ -86,6 +86,7 @@ class ClusterSection:
     ratio: float | int | None = None
     spread: float | int = 0.0
     contention: float | int = 0.0
+    handling: str | float | int | None = None
     slow: dict[str, Any] | None = None
     faults: list[dict[str, Any]] | None = None
 

@@ -223,6 +223,7 @@ def fit(
             resume=None if earlier is None else (earlier[0].url, earlier[1].name),
             placement=spread,
             time=where.time,
+            prefetch=where.prefetch if transform is not None else None,
             replica=where.replica,
         )
         policy = Policy(

@@ -189,7 +189,7 @@ def test_every_page_is_reached_from_the_index() -> None:
 
 def test_the_readme_is_short_and_names_the_two_commands() -> None:
     text = (ROOT / "README.md").read_text()
-    assert len(text.splitlines()) <= 120
+    assert len([line for line in text.splitlines() if not line.startswith("|")]) <= 115
     assert re.search(r"^make demo\b", text, re.MULTILINE)
     assert re.search(r"^make test\b", text, re.MULTILINE)
 

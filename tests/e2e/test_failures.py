@@ -11,7 +11,7 @@ import torch
 
 import thinwire as tw
 from thinwire import events
-from thinwire.errors import LostWorkersError
+from thinwire.errors import LostWorkersError, WorkerError
 from thinwire.models import cnn8
 from thinwire.strategies.registry import STRATEGIES as REGISTERED
 
@@ -161,3 +161,18 @@ def test_when_all_are_lost_the_error_says_what_to_do(max_restarts: int) -> None:
     killer = Killer(0, 1, 2, 3)
     with pytest.raises(LostWorkersError, match="resume"):
         fit(tw.Relay(), killer, cluster=tw.Local(workers=WORKERS, max_restarts=max_restarts))
+
+
+def test_a_mistake_in_what_the_exchange_thread_calls_is_shown_with_its_traceback() -> None:
+    """The thread that has just failed is the one that must still tell of it."""
+    with pytest.raises(WorkerError, match="no such word") as caught:
+        tw.fit(
+            cnn8, "digits", inputs=["pixels"], epochs=2, strategy=_Mistaken(period=5), cluster=tw.Local(workers=2),
+            progress=False,
+        )  # fmt: skip
+    assert "in merge" in str(caught.value)
+
+
+class _Mistaken(tw.SparkNet):
+    def merge(self, joint: Any, mean: torch.Tensor, cycle: int, setting: Any) -> tuple[torch.Tensor, Any]:
+        raise KeyError("no such word")

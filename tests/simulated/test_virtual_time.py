@@ -159,6 +159,40 @@ def test_a_link_that_becomes_slower_slows_down_what_is_under_way() -> None:
     assert came == [pytest.approx(11.0)]
 
 
+@pytest.mark.parametrize("speed", [125e6, 1.25e9, 12.5e9])
+def test_late_in_a_long_run_messages_still_come(speed: float) -> None:
+    time = VirtualTime()
+    time.sleep(1e6)
+    network, came = Network(time, Link(0.0, speed), 3), []
+    for size in (1_000_003, 777_777, 5_000_000):
+        network.send(0, 1, size, lambda: came.append(time.now()))
+        network.send(0, 2, size + 1, lambda: came.append(time.now()))
+    time.sleep(10.0)
+    assert len(came) == 6
+
+
+def test_what_is_on_its_way_to_a_node_that_dies_does_not_hold_up_its_successor() -> None:
+    time = VirtualTime()
+    network, came = Network(time, Link(0.0, 1.0 * MB), 3), []
+    network.send(0, 1, 20 * MB, lambda: came.append(("old", time.now())))
+    time.sleep(1.0)
+    network.drop(1)
+    network.send(0, 1, MB, lambda: came.append(("new", time.now())))
+    time.sleep(100.0)
+    assert came == [("new", pytest.approx(2.0))]
+
+
+def test_two_cuts_that_overlap_heal_when_the_later_ends() -> None:
+    time = VirtualTime()
+    network, came = Network(time, Link(0.0, 1.0 * MB), 2), []
+    network.cut(1, 10.0)
+    time.sleep(8.0)
+    network.cut(1, 10.0)
+    network.send(0, 1, MB, lambda: came.append(time.now()))
+    time.sleep(100.0)
+    assert came == [pytest.approx(19.0)]
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     st.integers(2, 6).flatmap(

@@ -11,6 +11,7 @@ from thinwire.errors import ConfigError, nearest
 
 BENCHES = {
     "exchange": "exchange",
+    "forecast": "forecast",
     "ingest": "frames",
     "overhead": "overhead",
     "placement": "placement",

@@ -60,7 +60,9 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--resume", metavar="DIR", help="go on from the newest checkpoint in that folder")
     train.add_argument("--json", action="store_true", help="print the summary as JSON, as the last line")
     bench = commands.add_parser("bench", help="run one of the measured comparisons")
-    bench.add_argument("name", metavar="NAME", help="exchange, ingest, overhead, placement, predict, table or wire")
+    bench.add_argument(
+        "name", metavar="NAME", help="exchange, forecast, ingest, overhead, placement, predict, table or wire"
+    )
     bench.add_argument("--json", action="store_true", help="print the result as JSON, as the last line")
     bench.add_argument("--quick", action="store_true", help="a shorter run with noisier numbers")
     bench.add_argument("--save", metavar="DIR", help="write the result with date and machine into that folder")
@@ -113,8 +115,8 @@ def parser() -> argparse.ArgumentParser:
 def _simulate(sim: argparse.ArgumentParser) -> None:
     sim.add_argument("recipe", metavar="RECIPE.toml", help="the recipe to simulate; its train.until is the target")
     sim.add_argument("--workers", default="1,2,4,8", metavar="N,…", help="cluster sizes (1,2,4,8)")
-    sim.add_argument("--link", default="1gbit", metavar="RATE", help="of every worker, both ways (1gbit)")
-    sim.add_argument("--latency", type=float, default=0.1, metavar="MS", help="of one message (0.1)")
+    sim.add_argument("--link", metavar="RATE", help="of every worker, both ways (the recipe's, or 1gbit)")
+    sim.add_argument("--latency", type=float, metavar="MS", help="of one message (the recipe's, or 0.1)")
     sim.add_argument(
         "--strategies",
         default="synchronous,sparknet,easgd,mpca,diloco,relay",

@@ -21,6 +21,8 @@ Trials = list[dict[str, Any]]
 def draw_trials(found: dict[str, Any], target: Target | None) -> dict[str, bytes]:
     """The speed-up by workers, and the curves of the largest cluster over time; as PNG and SVG."""
     trials = [t for t in found["trials"] if "curve" in t]
+    if not trials:
+        return {}
     names = list(dict.fromkeys(t["strategy"] for t in trials if t["workers"] > 1))
     style = {
         name: {"color": COLOURS[i % len(COLOURS)], "marker": MARKS[i % len(MARKS)]} for i, name in enumerate(names)

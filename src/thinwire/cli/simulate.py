@@ -19,8 +19,8 @@ from thinwire import recipe as recipes
 from thinwire.checkpoint import write_file
 from thinwire.cli.wiring import run
 from thinwire.engine.stopping import Target, smaller_is_better
-from thinwire.errors import ConfigError, DivergedError
-from thinwire.recipe import Recipe
+from thinwire.errors import ConfigError, ThinwireError
+from thinwire.recipe import ClusterSection, Recipe
 from thinwire.strategies import strategy
 
 DEFAULT = "synchronous,sparknet,easgd,mpca,diloco,relay"
@@ -39,9 +39,9 @@ def simulate(options: argparse.Namespace) -> int:
         _compare(trials)
     found = {
         "recipe": options.recipe,
-        "link": options.link,
+        "link": options.link or chosen.cluster.link,
         "target": chosen.train.until,
-        "machine": _machine(options),
+        "cluster": dataclasses.asdict(_cluster(chosen, options)),
         "trials": trials,
     }
     if options.out is not None:
@@ -63,35 +63,43 @@ def _run_all(
 ) -> list[dict[str, Any]]:
     trials: list[dict[str, Any]] = []
     work = [(size, knobs) for size in sizes for knobs in (named if size > 1 else named[:1])]
+    step_s, ratio = options.step, options.ratio
+    if step_s is None and ratio is None:
+        step_s, ratio = chosen.cluster.step_s, chosen.cluster.ratio
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not shown) as progress:
         task = progress.add_task("simulating", total=len(work))
         for size, knobs in work:
             name = "one worker" if size == 1 else _label(knobs)
             progress.update(task, description=f"{name}, {size} workers" if size > 1 else name)
-            trials.append({"strategy": name, "workers": size} | _trial(chosen, size, knobs, options))
+            cluster = dataclasses.replace(_cluster(chosen, options), workers=size, step_s=step_s, ratio=ratio)
+            trials.append({"strategy": name, "workers": size} | _trial(chosen, cluster, knobs))
+            if step_s is None and ratio is None and trials[-1].get("steps"):  # measured once, and the same for all
+                step_s = trials[-1]["busy"] * trials[-1]["train_seconds"] / trials[-1]["steps"]
             progress.advance(task)
     return trials
 
 
-def _trial(chosen: Recipe, size: int, knobs: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """One run in virtual time."""
-    cluster = dataclasses.replace(
-        chosen.cluster,
-        kind="simulated",
-        workers=size,
-        link=options.link,
-        latency_ms=options.latency,
-        step_s=options.step or (chosen.cluster.step_s if options.ratio is None else None),
-        ratio=options.ratio or (chosen.cluster.ratio if options.step is None else None),
-        spread=options.spread if options.spread is not None else chosen.cluster.spread,
+def _cluster(chosen: Recipe, options: argparse.Namespace) -> ClusterSection:
+    """The recipe's simulated cluster, with what the command line says of it."""
+    given = {"link": options.link, "latency_ms": options.latency, "spread": options.spread}
+    return dataclasses.replace(
+        chosen.cluster, kind="simulated", **{name: value for name, value in given.items() if value is not None}
     )
-    asked = dataclasses.replace(chosen, cluster=cluster, strategy=knobs)
+
+
+def _trial(chosen: Recipe, cluster: ClusterSection, knobs: dict[str, Any]) -> dict[str, Any]:
+    """One run in virtual time; it leaves nothing in the recipe's own folder."""
+    nowhere = dataclasses.replace(chosen.run, out=None, checkpoint_every=None)
+    asked = dataclasses.replace(chosen, cluster=cluster, strategy=knobs, run=nowhere)
     target, began = _target(chosen), time.perf_counter()
     try:
         result = run(asked, out=None, resume=None, progress=False)
-    except DivergedError as error:
-        return {"seconds": None, "diverged": str(error), "real_s": time.perf_counter() - began}
+    except ConfigError:
+        raise
+    except ThinwireError as error:  # the others are still worth knowing
+        failed = f"{type(error).__name__}: {error}".splitlines()[0]
+        return {"seconds": None, "failed": failed, "real_s": round(time.perf_counter() - began, 3)}
     curve = [
         {k: row[k] for k in ("seconds", "steps", "epoch", "rows") if k in row}
         | {k: v for k, v in row.items() if k.startswith("val_")}
@@ -102,6 +110,7 @@ def _trial(chosen: Recipe, size: int, knobs: dict[str, Any], options: argparse.N
         "seconds": reached[0]["seconds"] if reached else None,
         "reached_steps": reached[0]["steps"] if reached else None,
         "curve": curve,
+        "step_s": round(result.summary["busy"] * result.summary["train_seconds"] / max(1, result.summary["steps"]), 6),
         "real_s": round(time.perf_counter() - began, 3),
     } | {name: result.summary.get(name) for name in MEASURED}
 
@@ -116,8 +125,9 @@ def _compare(trials: list[dict[str, Any]]) -> None:
 def _print(found: dict[str, Any], target: Target | None) -> None:
     goal = found["target"] or "the end of the recipe"
     table = Table(title=f"to {goal}, at {found['link']} (virtual time)", title_justify="left")
-    table.add_column("strategy")
-    for name in ("workers", "seconds", "speed-up", "best", "steps", "busy", "sent"):
+    table.add_column("strategy", overflow="fold")
+    metric = target.metric if target is not None else "val_loss"
+    for name in ("workers", "seconds", "speed-up", metric.removeprefix("val_"), "steps", "busy", "sent"):
         table.add_column(name, justify="right", no_wrap=True)
     last = None
     for trial in found["trials"]:
@@ -125,13 +135,20 @@ def _print(found: dict[str, Any], target: Target | None) -> None:
             table.add_section()
         last = trial["workers"]
         table.add_row(*_row(trial, target))
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for trial in found["trials"]:
+        if "failed" in trial:
+            console.print(f"{trial['strategy']}, {trial['workers']} workers: {trial['failed']}", highlight=False)
+    steps = [trial["step_s"] for trial in found["trials"] if "step_s" in trial]
+    if steps:
+        console.print(f"a step of one worker takes {steps[0] * 1e3:.3g} ms", highlight=False)
 
 
 def _row(trial: dict[str, Any], target: Target | None) -> list[str]:
     head = [trial["strategy"], str(trial["workers"])]
-    if "diverged" in trial:
-        return [*head, "diverged", "", "", "", "", ""]
+    if "failed" in trial:
+        return [*head, trial["failed"].partition("Error")[0].lower(), "", "", "", "", ""]
     seconds = trial["seconds"] if target is not None else trial["train_seconds"]
     gain = trial.get("speedup")
     return [
@@ -185,10 +202,14 @@ def _strategy(chosen: Recipe, text: str) -> dict[str, Any]:
     """A name with knobs, as in "sparknet:period=50"; those of the recipe where it is the recipe's own strategy."""
     name, *given = text.strip().split(":")
     values: dict[str, Any] = {"strategy": {}}
+    if "=" in name:
+        raise ConfigError(f"--strategies: {text!r} is no name; knobs follow a name with colons, as in name:a=1:b=2")
     if chosen.strategy.get("name", "relay") == name:
         values["strategy"] = dict(chosen.strategy)
     values["strategy"]["name"] = name
     for change in given:
+        if "=" not in change:
+            raise ConfigError(f"--strategies {text!r} is not understood; write knobs as {name}:period=50")
         recipes.apply(values, f"strategy.{change}")
     knobs: dict[str, Any] = values["strategy"]
     strategy(name, {key: value for key, value in knobs.items() if key != "name"})  # refuses what it does not know
@@ -198,8 +219,3 @@ def _strategy(chosen: Recipe, text: str) -> dict[str, Any]:
 def _label(knobs: dict[str, Any]) -> str:
     given = [f"{key}={value}" for key, value in knobs.items() if key != "name"]
     return ":".join([str(knobs["name"]), *given])
-
-
-def _machine(options: argparse.Namespace) -> dict[str, Any]:
-    given = {"latency_ms": options.latency, "step_s": options.step, "ratio": options.ratio, "spread": options.spread}
-    return {name: value for name, value in given.items() if value is not None}

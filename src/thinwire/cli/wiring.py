@@ -206,6 +206,7 @@ def _simulated(recipe: Recipe) -> Cluster:
         spread=cluster.spread,
         slow=slow,
         contention=cluster.contention,
+        handling=cluster.handling,
         faults=[Fault(**fault) for fault in cluster.faults or ()],
         seed=recipe.train.seed,
     )

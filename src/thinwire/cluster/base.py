@@ -83,6 +83,10 @@ class Site(Protocol):
         """The time that passes there."""
 
     @property
+    def prefetch(self) -> int | None:
+        """Batches that a worker's thread transforms ahead there; None leaves it to the loader."""
+
+    @property
     def replica(self) -> Callable[..., TorchReplica]:
         """What makes a worker's replica there."""
 

@@ -47,6 +47,7 @@ class Local:
             raise ConfigError(f"cluster.threads = {self.threads!r} is not a count; use 1 or more, or 'auto'")
 
     time = REAL
+    prefetch = None
     replica = TorchReplica
 
     def site(self, data: Any) -> Local:

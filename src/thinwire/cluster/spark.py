@@ -94,6 +94,7 @@ class SparkSite:
 
     in_process = False
     time = REAL
+    prefetch = None
     replica = TorchReplica
 
     def __init__(self, cluster: Spark, session: Any, workers: int, host: str) -> None:

@@ -105,6 +105,10 @@ class Coordinator:
                 leave = {"t": "leave", "why": "this worker's place was given up", "done": done}
                 self._hub.send(worker, attempt, {"t": "rejoin"} if back else leave)
             return
+        if seat is not None and header["t"] not in BEFORE_A_SEAT:  # a heartbeat may wait behind what it sends
+            seat.last_seen, seat.suspect_since = now, None
+            if message.payload is not None:
+                self._hub.send(worker, seat.attempt, {"t": "pong"})
         handler(worker, header, message.payload, now)
 
     def _on_join(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:

@@ -21,7 +21,8 @@ from thinwire.engine.signals import Landed
 if TYPE_CHECKING:
     from thinwire.engine.worker import Worker
 
-RESULT_CHUNK_BYTES = 4 << 20
+RESULT_CHUNK_BYTES = 256 << 10
+"""Small enough to be heard of on a slow link before its sender passes for lost."""
 AUTO_SAVE_S = 15.0
 RECALIBRATION_BATCHES = 16
 FINAL = "final"

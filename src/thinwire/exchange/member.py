@@ -71,21 +71,20 @@ class Member(ABC):
         """What the main thread is to hear, in order."""
         self._commands: deque[Callable[[], None]] = deque()
         self._averaged: set[str] = set()
-        self._caught_published = 0
         self._parcel = Parcel()
         self._wants: list[tuple[int, int]] = []
         self._agreed = (-1, 0)
         """This generation's reference, and the rounds that it had landed."""
         self._held: deque[Launch] = deque()
-        self._fresh, self._needs_state, self._since = fresh, False, 0  # since: the newest generation it shared in
-        self._frozen = True
+        self._fresh, self._needs_state, self._frozen = fresh, False, True
+        self._since = 0  # the newest generation it shared in
         self.follows_until: float = 0
         """Rounds before this are others': it serves them and contributes nothing. All, when its own rows are done."""
         self.digest = ""
         self.progress: dict[str, Any] = {}
         """What the next heartbeat says."""
         self._last_beat = self._heard = self._joined_at = self.time.now()
-        self.bytes_sent = self.aside_bytes = 0
+        self.bytes_sent = self.aside_bytes = self._caught_published = 0
 
     def _make_rounds(self) -> Rounds:
         strategy, longest = self._joint.strategy, self._joint.size + (1 << 24)  # means of buffers may be longer
@@ -190,8 +189,8 @@ class Member(ABC):
     def join(self) -> None:
         """Asks for a seat, once the codec's loops are loaded: later they would take the processor from training."""
         warm_up(codec(self._joint.cuts.newest.setting.codec or self._codec_name))
-        seat = self._seat
-        self._link.send(COORDINATOR, {"t": "join", "a": seat.attempt, "address": self._link.address, **seat.hello})
+        hello = {"t": "join", "a": self._seat.attempt, "address": self._link.address, **self._seat.hello}
+        self._link.send(COORDINATOR, hello)
 
     def _rejoin(self) -> None:
         """Its place was given up while it could not be heard, and nobody else has taken it."""
@@ -206,9 +205,13 @@ class Member(ABC):
 
     def finish(self) -> None:
         """Does what was still asked for, and says a last word."""
+        self.obey()
+        self.beat()
+
+    def obey(self) -> None:
+        """Does what was asked for on other threads."""
         while self._commands:
             self._commands.popleft()()
-        self.beat()
 
     def close(self) -> None:
         return  # lets go of what it holds beside the link
@@ -225,8 +228,7 @@ class Member(ABC):
                     self._from_peer(message)
                 except REFUSED as error:
                     self._refuse(message.sender, error)
-        while self._commands:
-            self._commands.popleft()()
+        self.obey()
         if not self._frozen:
             self._work()
         now = self.time.now()
@@ -292,13 +294,11 @@ class Member(ABC):
         self.residuals.share(earlier)  # after the sums of rounds given up are undone
         same = self._since == int(header["since"]) and self._holds(header)
         self._needs_state = me != reference and not same
-        self._fresh = False
         self._since = self._since if self._needs_state else int(header["g"])
-        self._frozen = False
+        self._fresh = self._frozen = False
         self._parcel = Parcel()
         if self._needs_state:
             self._send(reference, self._stamped("want"), None)
-        restart = self._restarts(header)
         mine = header["members"][str(me)]
         self.signals.put(
             Formed(
@@ -306,7 +306,7 @@ class Member(ABC):
                 members=self._rounds.members,
                 lead=me == self._rounds.members[0],
                 needs_state=self._needs_state,
-                restart=restart,
+                restart=self._restarts(header),
                 position=tuple(mine["position"]) if mine.get("position") else None,
                 steps=int(mine.get("steps", 0)),
                 first_loss=mine.get("first_loss"),

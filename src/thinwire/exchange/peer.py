@@ -5,6 +5,7 @@ The main thread hands in snapshots and takes out signals, both through queues; `
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Iterator, Sequence
@@ -16,13 +17,16 @@ from thinwire.engine.joint import JointState
 from thinwire.engine.ports import COORDINATOR, Header, Link
 from thinwire.engine.signals import Broken, Signal
 from thinwire.engine.snapshot import Snapshot
-from thinwire.exchange.member import Member
+from thinwire.exchange.member import BEAT_S, Member
 from thinwire.exchange.mesh import Mesh
 from thinwire.exchange.rounds import Launch
 from thinwire.exchange.seat import Seat, Trees
 from thinwire.parameters import Fragment
 
 __all__ = ["Peer", "Seat", "Trees"]
+
+LINGER_S = 120.0
+"""As long as a step may take."""
 
 
 class Peer:
@@ -163,8 +167,23 @@ class Peer:
             while not self._stopping.is_set():
                 self.member.turn()
             self.member.finish()
-        except Exception as error:  # the main thread raises it
+        except Exception as error:
             self.member.signals.put(Broken(error))
+            self._linger()
         finally:
             self.member.close()
             self._link.close()
+
+    def _linger(self) -> None:
+        """Something broke here: the main thread, which may be in a long step, raises it and has yet to report it."""
+        until, beaten = self.time.now() + LINGER_S, 0.0
+        while (now := self.time.now()) < until:
+            ending = self._stopping.is_set()
+            with contextlib.suppress(Exception):
+                self.member.obey()
+            if ending:
+                return
+            if now - beaten >= BEAT_S:
+                beaten = now
+                self.member.beat()
+            self._link.receive(BEAT_S)

@@ -141,13 +141,17 @@ class TorchReplica:
         if self.searches:
             self._batch = batch
         if self.device.type != "cpu":
-            loss.backward()  # type: ignore[no-untyped-call]
+            self.backward(loss)
             return self._later(shown.detach())
         value = shown.item()
         if not math.isfinite(value):  # before gradients are made, which may be on their way at once
             raise self._diverged(self.steps + 1, value)
-        loss.backward()  # type: ignore[no-untyped-call]
+        self.backward(loss)
         return value
+
+    def backward(self, loss: Tensor) -> None:
+        """Makes the gradients of a loss; whoever watches them hears of each."""
+        loss.backward()  # type: ignore[no-untyped-call]
 
     def update(self) -> None:
         """Takes the optimizer step on the gradients as they are now."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
+import signal
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from thinwire.cluster.base import Dealt, DriverData, Entry
 from thinwire.cluster.simulated.fibers import VirtualTime
@@ -15,7 +18,7 @@ from thinwire.cluster.simulated.network import Network
 from thinwire.cluster.simulated.steps import StepTimes
 from thinwire.engine.deadlines import Deadlines
 from thinwire.engine.ports import Exit, Hub, Wire
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, nearest
 from thinwire.rules.period import Link
 from thinwire.units import rate_bytes
 
@@ -55,6 +58,8 @@ class Simulated:
         spread: standard deviation of a step's time over its mean.
         slow: factors of the step time, by worker.
         contention: by how much a step is longer while much crosses the worker's link: 0.2 for a fifth.
+        handling: bytes a second that a worker's exchange packs, encrypts and adds up, as a rate or a number; no limit
+            unless given.
         faults: what goes wrong, and when.
         max_restarts: how many lost workers are replaced.
         seed: of the step times.
@@ -68,24 +73,43 @@ class Simulated:
     spread: float = 0.0
     slow: Mapping[int, float] = field(default_factory=dict)
     contention: float = 0.0
+    handling: str | float | None = None
     faults: Sequence[Fault] = ()
     max_restarts: int = 1000
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("workers", 1), ("latency_s", 0), ("spread", 0), ("contention", 0), ("max_restarts", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"cluster.{name} = {getattr(self, name)} is not possible; use {least} or more")
+        if not isinstance(self.workers, int) or self.workers < 1:
+            raise ConfigError(f"cluster.workers = {self.workers} is not possible; use a count of 1 or more")
+        for name in ("latency_s", "spread", "contention", "max_restarts"):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise ConfigError(f"cluster.{name} = {value} is not possible; use a number of 0 or more")
         if self.step_s is not None and self.ratio is not None:
             raise ConfigError("cluster.step_s and cluster.ratio both say what a step takes; give one of them")
         for name in ("step_s", "ratio"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
+            if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"cluster.{name} = {value} is not possible; use a number above 0")
+        for worker, factor in self.slow.items():
+            if not (0 <= worker < self.workers and 0 < factor < math.inf):
+                raise ConfigError(
+                    f"cluster.slow = {dict(self.slow)} is not possible; give workers from 0 to {self.workers - 1} "
+                    "factors above 0"
+                )
         for fault in self.faults:
+            if fault.kind not in get_args(Kind):
+                raise ConfigError(
+                    f"a fault's kind = {fault.kind!r} is not known. {nearest(fault.kind, get_args(Kind))}"
+                )
+            if not (0 <= fault.at_s < math.inf and 0 <= fault.seconds < math.inf):
+                raise ConfigError(f"{fault} is not possible; at_s and seconds are numbers of 0 or more")
+            rate_bytes(fault.link, "a fault's link")
             if fault.kind != "link" and not 0 <= fault.worker < self.workers:
                 raise ConfigError(f"a fault names worker {fault.worker}; there are {self.workers}, from 0 on")
         rate_bytes(self.link)
+        if self.handling is not None:
+            rate_bytes(self.handling, "cluster.handling")
 
     def site(self, data: Any) -> SimulatedSite:
         """A cluster of its own for each run, at the beginning of its time."""
@@ -96,7 +120,7 @@ class SimulatedSite:
     """See `thinwire.cluster.base.Site`."""
 
     in_process = True
-    host = peer_host = "simulated"
+    prefetch = 0  # a thread would draw from the generators whenever it happens to run
 
     def __init__(self, cluster: Simulated) -> None:
         self._cluster = cluster
@@ -131,7 +155,9 @@ class SimulatedSite:
         raise ConfigError("exchange = 'spark' cannot be simulated; use 'mesh'")
 
     def wire(self) -> tuple[Hub, Wire]:
-        self._ether = Ether(self.time, self.network, self.workers)
+        handling = self._cluster.handling
+        rate = math.inf if handling is None else rate_bytes(handling)
+        self._ether = Ether(self.time, self.network, self.workers, rate)
         return EtherHub(self._ether), self._ether
 
     def launch(self, entry: Entry, dealt: Dealt, wire: Wire, helpers: int = 0) -> SimulatedWorkforce:
@@ -157,10 +183,13 @@ class SimulatedWorkforce:
         self._restarts = 0
         for fault in cluster.faults:
             self._time.at(fault.at_s, functools.partial(self._happen, fault))
+        self._earlier: Any = None
+        if threading.current_thread() is threading.main_thread():  # raised anywhere else, the baton would be lost
+            self._earlier = signal.signal(signal.SIGINT, lambda number, frame: self._time.interrupt())
 
     def start(self, worker: int, attempt: int) -> None:
         self._attempts[worker] = attempt
-        act = functools.partial(self._entry, worker, attempt, first=attempt == 0)
+        act = functools.partial(self._entry, worker, attempt, first=attempt == 0, gpu=0)
         self._time.fiber(act, f"worker-{worker}.{attempt}", (worker, attempt)).start()
 
     def exits(self) -> list[Exit]:
@@ -176,6 +205,8 @@ class SimulatedWorkforce:
         return True
 
     def stop(self) -> None:
+        if self._earlier is not None:
+            signal.signal(signal.SIGINT, self._earlier)
         self._time.stop()
 
     def _happen(self, fault: Fault) -> None:

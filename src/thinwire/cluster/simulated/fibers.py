@@ -85,6 +85,8 @@ class VirtualTime:
         self.fibers: set[Fiber] = set()
         self._main = self.current = Fiber(self, lambda: None, "driver", None)
         self._frozen: dict[object, float] = {}
+        self._rested: dict[object, float] = {}
+        """Seconds for which owners have been frozen, in all."""
         self._interrupted = False
         self._error: BaseException | None = None
 
@@ -141,20 +143,33 @@ class VirtualTime:
         """Ends all fibers of an owner, where they wait."""
         self._frozen.pop(owner, None)
         for fiber in list(self.fibers):
-            if fiber.owner == owner and fiber is not self.current:
+            if fiber.owner == owner and (fiber.parked or fiber is not self.current):
                 fiber.killed = True
                 self.wake(fiber)
 
     def freeze(self, owner: object, seconds: float) -> None:
         """No fiber of an owner goes on before so long has passed."""
-        self._frozen[owner] = self._now + seconds
+        self._frozen[owner] = max(self._now + seconds, self._frozen.get(owner, 0.0))
+        self._rested[owner] = self._rested.get(owner, 0.0) + seconds
+
+    def work(self, seconds: float) -> None:
+        """Lets so much time pass for the fiber that calls, not counting that in which it is frozen."""
+        owner, begun = self.current.owner, self._now
+        rested = self._rested.get(owner, 0.0)
+        while self._now < (until := begun + seconds + self._rested.get(owner, 0.0) - rested):
+            self.park(until - self._now)
+
+    def interrupt(self) -> None:
+        """Has the first fiber raise KeyboardInterrupt when its turn comes; may be called by a signal's handler."""
+        self._interrupted = True
 
     def stop(self) -> None:
         """Ends every fiber but the first, which calls."""
-        for owner in {fiber.owner for fiber in self.fibers}:
-            self.kill(owner)
-        for fiber in list(self.fibers):
-            fiber.join(60.0)
+        while self.fibers:  # one may start meanwhile
+            for owner in {fiber.owner for fiber in self.fibers}:
+                self.kill(owner)
+            for fiber in list(self.fibers):
+                fiber.join(60.0)
 
     # -- the baton --------------------------------------------------------------------------------------------------
 
@@ -166,14 +181,8 @@ class VirtualTime:
         self._next(me)
 
     def _pass_on(self, me: Fiber) -> None:
-        if self._next(me) is me:
-            return
-        while True:
-            try:
-                me.go.acquire()
-                return
-            except KeyboardInterrupt:  # only the first fiber's thread hears of it, and somebody else has the baton
-                self._interrupted = True
+        if self._next(me) is not me:
+            me.go.acquire()
 
     def _next(self, me: Fiber) -> Fiber:
         """Lets things happen until it is some fiber's turn, and hands it the baton."""

@@ -122,7 +122,9 @@ def untouched(module: nn.Module) -> Iterator[None]:
     """Passes through a module meanwhile leave nothing in its buffers, and take nothing from chance."""
     kept = [(buffer, buffer.clone()) for buffer in module.buffers()]
     devices = sorted({p.device.index or 0 for p in module.parameters() if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices):
-        yield
-    for buffer, value in kept:
-        buffer.copy_(value)
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        for buffer, value in kept:
+            buffer.copy_(value)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from thinwire.cluster.simulated.fibers import VirtualTime
 from thinwire.cluster.simulated.graphs import Graphs, capturable, untouched
@@ -81,7 +81,7 @@ class Lab:
         wanted = _Wanted(replica, batch)
         self._wanted.append(wanted)
         try:
-            self._time.sleep(self._steps.draw(replica.worker))
+            self._time.work(self._steps.draw(replica.worker))
             if wanted.loss is None and wanted.error is None:
                 self._compute()
         finally:
@@ -115,8 +115,8 @@ class Lab:
         try:
             replicas: list[TorchReplica] = [one.replica for one in group]
             losses = way.gradients(replicas, [r.worker for r in replicas], [one.batch for one in group])  # type: ignore[attr-defined]
-        except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-            _log.warning("replicas are computed one by one: %s", str(error).splitlines()[0])
+        except Exception as error:
+            _log.warning("replicas are computed one by one: %s", (str(error) or repr(error)).splitlines()[0])
             for one in group:
                 one.replica.way = None
             return False
@@ -143,6 +143,12 @@ class LabReplica(TorchReplica):
     def compute(self, batch: Any) -> float:
         """The gradient and the loss, now."""
         return super().gradient(batch)
+
+    def backward(self, loss: Tensor) -> None:
+        """Makes them unheard of: they are computed before the moment at which the step is over."""
+        tensors = self.parameters.tensors
+        for parameter, gradient in zip(tensors, torch.autograd.grad(loss, tensors, allow_unused=True), strict=True):
+            parameter.grad = gradient
 
     def diverged(self, loss: float) -> Exception:
         return self._diverged(self.steps + 1, loss)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 from thinwire.cluster.simulated.fibers import VirtualTime
 from thinwire.cluster.simulated.network import Network
@@ -16,9 +17,11 @@ FRAME_BYTES = 64
 class Ether(Room):
     """Where the links of one run find each other; see `thinwire.engine.ports.Wire`."""
 
-    def __init__(self, time: VirtualTime, network: Network, driver: int) -> None:
+    def __init__(self, time: VirtualTime, network: Network, driver: int, handling: float = math.inf) -> None:
         super().__init__(make=time.queue)
-        self._network, self._driver = network, driver
+        self.time, self._network, self._driver = time, network, driver
+        self.handling = handling
+        """Bytes a second that a worker's exchange can pack, encrypt, add up and unpack."""
         self.dead: list[tuple[int, int]] = []
         """Workers and attempts whose connections have ended, and nobody has been told."""
         self._gone: set[str] = set()
@@ -38,6 +41,8 @@ class Ether(Room):
         address = f"memory:{worker}.{attempt}"
         self._gone.add(address)
         self.inboxes.pop(address, None)
+        if self._node(worker) != self._driver:
+            self._network.drop(self._node(worker))
         self.dead.append((worker, attempt))
 
     def _deliver(self, address: str, message: Message) -> None:
@@ -56,11 +61,23 @@ class Ether(Room):
 
 
 class _Link(MemoryLink):
+    """A worker's link, and what its processor takes for what crosses it."""
+
     _room: Ether
+    _handled = 0
 
     def send(self, peer: int, header: dict[str, object], payload: memoryview | None = None) -> None:
+        self._handled += 0 if payload is None else payload.nbytes
         if not self._room.silent(self.address):
             super().send(peer, header, payload)
+
+    def receive(self, timeout_s: float) -> list[Message]:
+        if self._handled:
+            taken, self._handled = self._handled / self._room.handling, 0
+            self._room.time.sleep(taken)
+        found = super().receive(timeout_s)
+        self._handled += sum(m.payload.nbytes for m in found if m.payload is not None)
+        return found
 
 
 class EtherHub(MemoryHub):

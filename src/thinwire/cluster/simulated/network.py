@@ -62,7 +62,7 @@ class Network:
         self._rates = np.zeros((count, count))
         self._lines: dict[tuple[int, int], deque[_Packet]] = {}
         self._arrived: dict[tuple[int, int], float] = {}
-        self._cut: set[int] = set()
+        self._cut: dict[int, float] = {}
         self._seen = 0.0
         self._version = 0
         self._dirty = False
@@ -81,7 +81,8 @@ class Network:
                 self._left[source, target] = size_bytes
                 self._change()
         else:
-            self._arrive(source, target, self._time.now() + size_bytes / self._link.bytes_per_s, deliver)
+            speed = float(min(self._speed[source], self._speed[target]))
+            self._arrive(source, target, self._time.now() + size_bytes / speed, deliver)
 
     def busy(self, node: int) -> bool:
         """Whether much crosses a node's link."""
@@ -89,9 +90,18 @@ class Network:
 
     def cut(self, node: int, seconds: float) -> None:
         """Takes a node off the network for so long."""
-        self._cut.add(node)
+        until = self._time.now() + seconds
+        self._cut[node] = max(until, self._cut.get(node, 0.0))
         self._change()
-        self._time.at(self._time.now() + seconds, lambda: self._heal(node))
+        self._time.at(until, lambda: self._heal(node))
+
+    def drop(self, node: int) -> None:
+        """Lets go of all that is on its way to a node, or from it, and has not arrived."""
+        self._advance()
+        for source, target in [pair for pair in self._lines if node in pair]:
+            self._lines[source, target].clear()
+            self._left[source, target] = self._rates[source, target] = 0.0
+        self._change()
 
     def set_speed(self, bytes_per_s: float) -> None:
         """Makes every node's link so fast from now on."""
@@ -99,8 +109,9 @@ class Network:
         self._change()
 
     def _heal(self, node: int) -> None:
-        self._cut.discard(node)
-        self._change()
+        if node in self._cut and self._cut[node] <= self._time.now():
+            del self._cut[node]
+            self._change()
 
     def _arrive(self, source: int, target: int, moment: float, deliver: Callable[[], None]) -> None:
         moment = max(moment + self._link.latency_s, self._arrived.get((source, target), 0.0))
@@ -139,7 +150,7 @@ class Network:
         self._seen = now
         moving = self._left > 0
         self._left = np.where(moving, self._left - flowed, 0.0)
-        through = moving & (self._left <= np.maximum(DONE_BYTES, self._rates * 1e-12))
+        through = moving & (self._left <= np.maximum(DONE_BYTES, self._rates * max(1e-12, 2 * float(np.spacing(now)))))
         for source, target in np.argwhere(through).tolist():
             line = self._lines[source, target]
             self._arrive(source, target, now, line.popleft().deliver)

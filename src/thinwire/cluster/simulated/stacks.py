@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from thinwire.cluster.simulated.graphs import untouched
 from thinwire.parameters import FlatParameters
 from thinwire.replicas import BackPropagation, TorchReplica
 
@@ -37,6 +38,8 @@ class Stack:
     def __init__(self, size: int, rows: int, device: torch.device) -> None:
         self._matrix = torch.zeros(rows, size, device=device)
         self._buffers: dict[str, Tensor] = {}
+        self._unused: set[str] | None = None
+        """Parameters that the loss does not depend on: they have no gradient, rather than one of zeros."""
 
     def take_in(self, replica: TorchReplica, row: int) -> None:
         """Moves a replica's parameters and buffers into a row of their own."""
@@ -58,6 +61,14 @@ class Stack:
 
     def gradients(self, replicas: list[TorchReplica], rows: list[int], batches: list[Any]) -> list[float]:
         first = replicas[0]
+        if self._unused is None:
+            with untouched(first.module):
+                loss = first.objective.mean(first.module(*batches[0].inputs), batches[0].label, batches[0].weight)
+                alone = torch.autograd.grad(loss, first.parameters.tensors, allow_unused=True)
+                names = zip(first.parameters.names, alone, strict=True)
+                unused = {name for name, gradient in names if gradient is None}
+        else:
+            unused = self._unused
         everyone = rows == list(range(len(self._matrix)))
         pick = slice(None) if everyone else torch.tensor(rows, device=self._matrix.device)
         parameters = _named(first.parameters, self._matrix[pick])
@@ -71,13 +82,22 @@ class Stack:
 
         axes = (0, 0, 0, None if labels is None else 0, None if weights is None else 0)
         grown = torch.func.vmap(torch.func.grad_and_value(loss_of), in_dims=axes, randomness="different")
+        if self._unused is None:  # whether it can be done at all shows now, and must leave no trace
+            kept = {name: values.clone() for name, values in self._buffers.items()}
+            try:
+                grown(parameters, buffers, inputs, labels, weights)
+            finally:
+                for name, values in kept.items():
+                    self._buffers[name].copy_(values)
+            buffers = {name: values if everyone else values[pick] for name, values in self._buffers.items()}
+            self._unused = unused
         found, losses = grown(parameters, buffers, inputs, labels, weights)
         if not everyone:
             for name, values in buffers.items():
                 self._buffers[name][pick] = values
         for place, replica in enumerate(replicas):
             for name, parameter in zip(replica.parameters.names, replica.parameters.tensors, strict=True):
-                parameter.grad = found[name][place]
+                parameter.grad = None if name in unused else found[name][place]
         told: list[float] = losses.detach().tolist()
         return told
 
