@@ -132,6 +132,8 @@ def test_a_plan_takes_the_shape_of_the_recipe_s_own_data(capsys: pytest.CaptureF
     assert sum(layer["parameters"] for layer in found["layers"]) == 22_698
     assert found["strategy"] == "relay"
     assert found["sparknet_period"] > 1
+    assert found["sparknet_busy"] == pytest.approx(5 / 6, rel=0.1)
+    assert 0 < found["shared_batch_speedup"] < 4
 
 
 def test_a_plan_counts_with_layer_times_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:

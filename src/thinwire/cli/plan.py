@@ -23,6 +23,7 @@ from thinwire.models import model_by_name
 from thinwire.planning import Graph, Machine, Plan, graph_of, plan, profiled
 from thinwire.rules.period import balanced_period
 from thinwire.rules.placement import Wire, best_group
+from thinwire.rules.speedup import busy_share, naive_speedup
 from thinwire.units import SIZES, quantity, rate_bytes
 
 HIDDEN = 0.1
@@ -83,7 +84,9 @@ def _advice(graph: Graph, found: Plan, workers: int, batch: int, machine: Machin
         "exchange_s": exchange_s,
         "strategy": strategy,
         "sparknet_period": period,
+        "sparknet_busy": busy_share(period, found.step_s, exchange_s) if replicas > 1 else 1.0,
         "overlap_period": overlap,
+        "shared_batch_speedup": naive_speedup(replicas, found.step_s, exchange_s) if replicas > 1 else 1.0,
         "rows_per_s": together,
         "one_machine_rows_per_s": alone,
         "worth_it": together > alone,
@@ -131,8 +134,12 @@ def _sentences(found: Plan, advice: dict[str, Any]) -> list[str]:
                 "synchronous is cheap enough."
                 if advice["strategy"] == "synchronous"
                 else f"relay hides it behind {_steps(advice['overlap_period'])}; sparknet with period "
-                f"{advice['sparknet_period']} spends a sixth of its time on it."
+                f"{advice['sparknet_period']} steps for {advice['sparknet_busy']:.0%} of the time."
             )
+        )
+        lines.append(
+            f"one batch shared by all replicas, averaged at every step, would be {advice['shared_batch_speedup']:.2g} "
+            "times as fast as on one (Amdahl's law, SparkNet §3.1)."
         )
     rates = f"{advice['rows_per_s']:,.0f} rows/s together, {advice['one_machine_rows_per_s']:,.0f} on one machine"
     if advice["worth_it"]:
