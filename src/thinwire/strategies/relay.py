@@ -69,7 +69,7 @@ class Relay(Strategy):
             wire = relay.num_fragments(ratio, bits, latency=latency, most=most)
             count = max(wire, relay.fragments_in_passing(measured.handling_s or 0.0, measured.step_s or 1.0, most=most))
             if current and count <= current.fragments <= count * 2 and f"int{bits}" == current.codec:
-                return current
+                count = current.fragments
         decay = relay.choose_momentum(ratio, measured.workers) if self.momentum == "auto" else self.momentum
         return Setting(fragments=count, codec=f"int{bits}", momentum=decay)
 
