@@ -16,6 +16,7 @@ import datetime
 import functools
 import json
 import platform
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -134,14 +135,21 @@ def draw(source: str, picture: str) -> None:
     found = json.loads(Path(source).read_text())
     figure, axes = plt.subplots(figsize=(7, 4.2))
     for method, colour in COLOURS.items():
-        points = [(t["ratio"], 100 * t["accuracy"]) for t in found["trials"] if t["method"] == method and t["ratio"]]
+        mine = [t for t in found["trials"] if t["method"] == method and t["ratio"]]
+        points = [
+            (ratio, 100 * statistics.mean(t["accuracy"] for t in mine if t["ratio"] == ratio))
+            for ratio in {t["ratio"] for t in mine}
+        ]
         if points:
             axes.plot(*zip(*sorted(points), strict=True), marker="o", color=colour, label=method)
-    for t in found["trials"]:
-        if t["ratio"] is None and (t["workers"] > 1 or t["steps"] == found["steps"]):
-            axes.axhline(100 * t["accuracy"], color="#767676", linestyle="--", linewidth=1)
-            name = f"{t['workers']} workers, free communication" if t["workers"] > 1 else "one worker"
-            axes.annotate(name, (17, 100 * t["accuracy"]), fontsize=8, va="bottom", color="#767676")
+    for workers, name in ((1, "one worker"), (WORKERS, f"{WORKERS} workers, free communication")):
+        free = [
+            t for t in found["trials"] if t["ratio"] is None and (t["workers"], t["steps"]) == (workers, found["steps"])
+        ]
+        if free:
+            height = 100 * statistics.mean(t["accuracy"] for t in free)
+            axes.axhline(height, color="#767676", linestyle="--", linewidth=1)
+            axes.annotate(name, (17, height), fontsize=8, va="bottom", color="#767676")
     axes.margins(y=0.1)
     axes.set_xscale("log")
     axes.set_xticks(RATIOS, [f"{r:g}" for r in RATIOS])
