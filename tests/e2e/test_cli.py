@@ -165,7 +165,7 @@ def test_a_recipe_names_a_placement(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--workers", "8", "--group", "3"], "does not divide 8 workers"),
         (["--workers", "0"], "use 1 or more"),
-        (["--workers", "2", "--link", "fast"], "write a number and one of kbit, mbit, gbit"),
+        (["--workers", "2", "--link", "fast"], "write a number above 0 and one of kbit, mbit, gbit"),
         (["--workers", "2", "--input", "3,8"], "write it as 3x224x224"),
         (["--workers", "2", "--memory", "1kb"], "the most frugal one needs"),
     ],
