@@ -142,7 +142,7 @@ class Testbed:
                 continue
             # A burst must hold a few 64 KiB segments and what the rate passes in a timer's tick, or it caps the rate.
             burst = max(128 << 10, int(rate_bits(rate) / 8 / 1000))
-            limit = ["rate", rate, "burst", str(burst), "latency", f"{_QUEUE_MS}ms"]
+            limit = ["rate", f"{rate_bits(rate):.0f}bit", "burst", str(burst), "latency", f"{_QUEUE_MS}ms"]
             _command(*base, "replace", "dev", device, "root", "tbf", *limit)
 
     def cut(self, node: int) -> None:
