@@ -50,7 +50,7 @@ def test_mpca_trains_with_its_fragments_in_flight(said: dict[str, Any]) -> None:
     summary = said["mpca"]
     assert summary["complete"]
     assert summary["rounds"] >= 6
-    assert summary["steps"] > 2 * summary["rounds"], "a round is due after every step: others were made meanwhile"
+    assert summary["steps"] > 1.2 * summary["rounds"], "a round is due after every step: others were made meanwhile"
 
 
 def test_contributions_are_packed_where_the_strategy_says_so(said: dict[str, Any]) -> None:
