@@ -76,7 +76,7 @@ def placement_for(given: Placement | None, strategy: Strategy, carrier: str, whe
             "placement needs workers that reach each other by ports; exchange='spark' is for those that do not"
         )
     if where.in_process:
-        raise ConfigError("placement needs a process for each worker; use Local(processes=True)")
+        raise ConfigError("placement needs a process for each worker; use tw.Local(workers=4) or tw.Spark(workers=4)")
     if strategy.helpers:
         raise ConfigError("servers='driver' serves whole replicas; with a placement use servers='spread', or a number")
     return placement

@@ -60,7 +60,8 @@ class Outcome:
             self.unreplaced += len(workers)
             lost = f"not all rows done: workers {workers} never came, or were lost and not replaced"
             self.reason = self.reason or lost
-        self.reason = self.reason or "all rows done"
+        lost = "not all rows done: workers were lost and not replaced"
+        self.reason = self.reason or (lost if self.unreplaced else "all rows done")
 
     def last_good(self) -> str:
         """Where to go on from after a loss that is not finite."""
