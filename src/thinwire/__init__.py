@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from thinwire.strategies import (
         EASGD,
         MPCA,
+        Auto,
         DeepSpark,
         DiLoCo,
         ParameterTable,
@@ -31,6 +32,7 @@ __version__ = "0.1.0.dev0"
 _HOMES = {
     "Deadlines": "thinwire.engine.deadlines",
     "Algorithm": "thinwire.replicas",
+    "Auto": "thinwire.strategies",
     "BackPropagation": "thinwire.replicas",
     "ConjugateGradient": "thinwire.replicas",
     "ContrastiveDivergence": "thinwire.replicas",
@@ -61,6 +63,7 @@ _PACKAGES = ("caffe",)
 
 __all__ = [
     "Algorithm",
+    "Auto",
     "BackPropagation",
     "ConjugateGradient",
     "ContrastiveDivergence",

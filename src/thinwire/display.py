@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from thinwire.engine.coordinator import Coordinator
-from thinwire.events import Evaluated, Event, WorkerJoined, WorkerLost
+from thinwire.events import Evaluated, Event, SettingChanged, Tried, WorkerJoined, WorkerLost
 from thinwire.job import Job
 
 
@@ -58,6 +58,10 @@ class Display:
             self._validated = "  ".join(f"{k} {v:.4f}" for k, v in event.metrics.items())
         elif isinstance(event, WorkerLost) and self._shown:
             self._console.print(f"[yellow]worker {event.worker} lost:[/] {event.reason.splitlines()[0]}")
+        elif isinstance(event, Tried) and event.hurts:
+            self._console.print(f"[yellow]exchanging hurts:[/] {event.hurts}", highlight=False)
+        elif isinstance(event, SettingChanged) and event.why and self._shown:
+            self._console.print(f"[dim]{event.why}[/]", highlight=False)
         elif isinstance(event, WorkerJoined) and event.again and self._shown:
             self._console.print(f"worker {event.worker} is back on {event.host}")
 

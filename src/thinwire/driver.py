@@ -166,6 +166,8 @@ class Run:
             "refused": outcome.refused,
             "complete": not outcome.unreplaced and not outcome.interrupted,
             "reason": outcome.reason,
+            "choice": outcome.choice or None,
+            "warnings": outcome.warnings,
             "checkpoint": outcome.checkpoint,
             "seed": self._seed,
         }

@@ -148,6 +148,26 @@ class SettingChanged(Event):
     latency_s: float | None
     bytes_per_s: float | None
     step_s: float | None
+    why: str = ""
+    """In one line for people."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried(Event):
+    """The joint model compared with replicas: mean validation losses over all of them, the best, and one alone."""
+
+    kind: ClassVar[str] = "tried"
+    steps: int
+    joint: float
+    replicas: float
+    best: float
+    joint_there: float
+    """The joint model's on the rows that the best replica was looked at with."""
+    alone: float | None
+    joint_beside: float | None
+    """On the rows of the one alone."""
+    hurts: str
+    """What is worse; empty where nothing is."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from thinwire.strategies import (
     EASGD,
     MPCA,
     STRATEGIES,
+    Auto,
     DeepSpark,
     DiLoCo,
     Measured,
@@ -45,6 +46,7 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
 
 
 TABLE: dict[str, Strategy] = {
+    "auto": Auto(),
     "synchronous": Synchronous(),
     "synchronous in int8": Synchronous(codec="int8"),
     "sparknet": SparkNet(period=5),
@@ -107,6 +109,7 @@ OUT_OF_RANGE: list[tuple[str, dict[str, Any]]] = [
     ("parameter_table", {"ahead": -1}),
     ("parameter_table", {"staleness": -1}),
     ("parameter_table", {"compensation": -0.1}),
+    ("auto", {"guard": "yes"}),
     ("relay", {"bits": 3}),
     ("relay", {"bits": "many"}),
     ("relay", {"fragments": 0}),

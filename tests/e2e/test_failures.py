@@ -27,6 +27,7 @@ STRATEGIES = {
     "parameter-table": tw.ParameterTable(),
     "parameter-table-strict": tw.ParameterTable(consistency="strict"),
     "relay": tw.Relay(),
+    "auto": tw.Auto(),
 }
 
 
@@ -95,6 +96,7 @@ def test_the_server_beside_the_driver_is_killed_and_the_run_goes_on() -> None:
 VICTIMS = [
     ("relay", 0),
     ("relay", 2),
+    ("auto", 3),
     ("sparknet", 0),
     ("synchronous", 2),
     ("mpca", 0),

@@ -42,6 +42,7 @@ STRATEGIES = {
     "parameter-table-ahead": tw.ParameterTable(ahead=1, staleness=3),
     "parameter-table-compensated": tw.ParameterTable(compensation=0.04),
     "relay": tw.Relay(),
+    "auto": tw.Auto(),
     "relay-fixed": tw.Relay(bits=2, fragments=4, momentum=0.3),
 }
 

@@ -15,6 +15,7 @@ from thinwire.strategies import (
     EASGD,
     MPCA,
     STRATEGIES,
+    Auto,
     DeepSpark,
     DiLoCo,
     ParameterTable,
@@ -34,6 +35,7 @@ def momentum(parameters: Any) -> torch.optim.Optimizer:
 
 
 CASES: dict[str, Strategy] = {
+    "auto": Auto(),
     "synchronous": Synchronous(),
     "synchronous-int8": Synchronous(codec="int8"),
     "sparknet": SparkNet(period=5),

@@ -7,11 +7,13 @@ import signal
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pyspark import TaskContext
 from torch import nn
 
 import thinwire as tw
@@ -69,6 +71,11 @@ class Killer:
                 os.kill(executor, signal.SIGKILL)
             self.next_at += 10**9
 
+    def model(self) -> Callable[[], nn.Module]:
+        """What makes the module."""
+        signal = self.done
+        return lambda: nn.Sequential(Paced(signal), cnn8())
+
     def of(self, kind: type[Any]) -> list[Any]:
         return [e for e in self.log if isinstance(e, kind)]
 
@@ -86,7 +93,7 @@ def fit(frame: Any, strategy: tw.Strategy, killer: Killer, **changes: Any) -> tw
         "progress": False,
     }
     try:
-        return tw.fit(lambda: nn.Sequential(Paced(killer.done), cnn8()), frame, **(settings | changes))
+        return tw.fit(killer.model(), frame, **(settings | changes))
     except BaseException:
         for event in killer.log[-80:]:
             print(event)
@@ -165,6 +172,21 @@ class Undertaker(Killer):
                 self.kill(old[0])
             if all(len(self.attempts[w]) > 1 for w in range(WORKERS)):
                 Path(self.done).touch()
+
+    def model(self) -> Callable[[], nn.Module]:
+        """Worker 1's newer attempt comes last, so that its older one is there when worker 0 is back."""
+        signal = self.done
+
+        def make() -> nn.Module:
+            context = TaskContext.get()
+            if context is not None and context.partitionId() == 1:
+                mark = Path(f"{signal}.1")
+                if mark.exists():
+                    time.sleep(8.0)
+                mark.touch()
+            return nn.Sequential(Paced(signal), cnn8())
+
+        return make
 
     def __init__(self) -> None:
         super().__init__()

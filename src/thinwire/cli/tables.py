@@ -31,7 +31,12 @@ def summary_table(summary: dict[str, Any]) -> None:
     for name, value in cells.items():
         if value:
             table.add_row(name, value)
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    if summary.get("choice"):
+        console.print(summary["choice"], style="dim", highlight=False)
+    for said in summary.get("warnings") or ():
+        console.print(f"[yellow]exchanging hurt:[/] {said}", highlight=False)
 
 
 def _number(value: float | None) -> str:

@@ -18,6 +18,9 @@ from thinwire.errors import ConfigError, LostWorkersError, TimedOutError
 
 TURN_S = 0.25
 """How often it looks around when nothing comes: each time takes a processor from somebody's step."""
+TOLD = {
+    k.kind: k for k in (events.RoundLanded, events.SettingChanged, events.Tried, events.HandedOver, events.Rejoined)
+}
 BEFORE_A_SEAT = ("join", "fetch")
 """What a worker may say without one."""
 _log = logging.getLogger("thinwire.engine")
@@ -171,10 +174,9 @@ class Coordinator:
         self.outcome.train_loss = self.ledger.epoch(worker, header)
 
     def _on_event(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
-        kinds = {k.kind: k for k in (events.RoundLanded, events.SettingChanged, events.HandedOver, events.Rejoined)}
-        kind = kinds.get(str(header["kind"]))
+        kind = TOLD.get(str(header["kind"]))
         if kind is not None:
-            self._emit(kind(**header["fields"]))
+            self._emit(self.outcome.heed(kind(**header["fields"])))
 
     def _on_failed(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         event, error = failure(self.membership.seats[worker], header, self.outcome)

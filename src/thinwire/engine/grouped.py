@@ -280,6 +280,9 @@ class GroupWorker(Worker):
         if not (self._barrier and self._together):
             super()._hand_over()
 
+    def _waits(self, round: int) -> bool:
+        return self._barrier
+
     def _consider_round(self) -> None:
         return  # members do so when they meet
 

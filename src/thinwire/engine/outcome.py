@@ -53,6 +53,18 @@ class Outcome:
     train_s: float = 0.0
     checkpoint: str | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
+    choice: str = ""
+    """Why the exchange is set as it is."""
+    warnings: list[str] = field(default_factory=list)
+    """Where exchanging was found to hurt."""
+
+    def heed(self, event: events.Event) -> events.Event:
+        """Keeps what a person wants to read at the end."""
+        if isinstance(event, events.SettingChanged):
+            self.choice = event.why or self.choice
+        elif isinstance(event, events.Tried) and event.hurts:
+            self.warnings.append(event.hurts)
+        return event
 
     def lack(self, workers: list[int]) -> None:
         """Says why the run ended, if nothing else has; these workers' rows are not all done."""

@@ -27,6 +27,7 @@ class Tuner:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
+        self._explained = False
         self._samples: dict[int, deque[tuple[float, float]]] = {}
         """Sizes and seconds of rounds, by the size's order of magnitude: two sizes tell latency and bandwidth apart."""
 
@@ -55,22 +56,27 @@ class Tuner:
         current = worker.joint.cuts.newest
         step_s = worker.meter.step_s or None
         size, handling_s = worker.joint.size, worker.meter.handling_s or None
-        measured = Measured(size, len(worker.members), round, link, step_s, handling_s)
+        verdict = worker.guard.verdict
+        measured = Measured(size, len(worker.members), round, link, step_s, handling_s, hurts=bool(verdict))
         chosen = worker.strategy.setting(measured, current.setting)
         since = round + worker.strategy.in_flight
-        if chosen == current.setting or since <= current.since:
+        why = "; ".join(filter(None, (verdict, worker.strategy.explain(measured, chosen))))
+        changes = chosen != current.setting and since > current.since
+        if not changes and (self._explained or not why):
             return {}
+        self._explained = self._explained or bool(why)
         setting = dataclasses.asdict(chosen)
         finite = link.bytes_per_s if link.bytes_per_s < 1e15 else None
         worker.event(
             "setting_changed",
-            since=since,
+            since=since if changes else current.since,
             setting=setting,
             latency_s=link.latency_s,
             bytes_per_s=finite,
             step_s=step_s,
+            why=why,
         )
-        return {"setting": setting, "since": since}
+        return {"setting": setting, "since": since} if changes else {}
 
     def _remember(self, size_bytes: float, seconds: float) -> None:
         order = round(math.log2(size_bytes))

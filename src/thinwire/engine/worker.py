@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire.engine import signals
+from thinwire.engine.guard import Guard
 from thinwire.engine.handover import Handover
 from thinwire.engine.joint import JointState
 from thinwire.engine.landing import take_over
@@ -22,19 +24,6 @@ from thinwire.engine.plan import WorkerPlan
 from thinwire.engine.ports import Batches
 from thinwire.engine.publishing import Publisher
 from thinwire.engine.replica_state import ReplicaState
-from thinwire.engine.signals import (
-    Asked,
-    Averaged,
-    Broken,
-    Caught,
-    Formed,
-    Landed,
-    LeftError,
-    Noted,
-    Published,
-    Signal,
-    Told,
-)
 from thinwire.engine.snapshot import Snapshot
 from thinwire.engine.spares import Spares
 from thinwire.engine.stream import Served, average_gradient
@@ -70,7 +59,7 @@ class Worker:
         self.generation = 0
         self.totals: dict[int, int] = {}
         self.total_rows = 0
-        self.averaged: dict[str, Averaged] = {}
+        self.averaged: dict[str, signals.Averaged] = {}
         self.verdicts: dict[int, dict[str, Any]] = {}
         self.told: set[str] = set()
         self.publisher = self.publishes(self, save_part)
@@ -85,7 +74,7 @@ class Worker:
         self._needs_state = False
         self._stopping = False
         self._reported = self._patient_until = 0.0
-        self._tuner = Tuner(self)
+        self._tuner, self.guard = Tuner(self), Guard(self)
         self.landed = self.adopted = joint.landed
         self._handover = Handover(self)
         self._stepped = self.loaded = self._finished = False
@@ -114,6 +103,7 @@ class Worker:
         )
         if not self.loaded:
             self.pace.start(self.meter.steps)
+            self.guard.begin()
 
     def _train(self) -> None:
         if self._goes_on():
@@ -155,8 +145,12 @@ class Worker:
         self.adopted = max(self.adopted, self.landed)
         self.pace.step(loss)
         self._book(begun, batch, loss)
-        if self._barrier or self.alone:
+        self.guard.step()
+        if self.alone or self._waits(self.exchange.next_round):
             self._consider_round()
+
+    def _waits(self, round: int) -> bool:
+        return self._barrier or self.joint.cuts.at(round).setting.wait
 
     def _rows_of(self, batch: Any) -> int:
         return int(batch.num_rows)  # that a gradient is of
@@ -210,20 +204,21 @@ class Worker:
         steps, rows = self.shares.get(fragment, (0, 0))
         share = Share(round, self.meter.steps - steps, self.rows_done - rows, self.lead)
         self.shares[fragment] = (self.meter.steps, self.rows_done)
-        worked = share.steps > 0
+        worked = share.steps > 0 and not self.guard.alone
         began = self.time.now()
         snapshot = Snapshot(fragment.of(values).detach(), self.spares.take(fragment.size)) if worked else None
-        if snapshot is not None and (self._barrier or values.device.type != "cpu"):
+        waits = self._waits(round)
+        if snapshot is not None and (waits or values.device.type != "cpu"):
             snapshot.take()
         self.meter.handled(self.time.now() - began, fragment.size / self.joint.size)
         self.send_off(round, fragment, snapshot, self.strategy.weight(share) if worked else 0.0)
         self.pace.launched()
-        if self._barrier:
+        if waits:
             self.await_round(round)
 
     def send_off(self, round: int, fragment: Fragment, snapshot: Snapshot | None, weight: float, **more: Any) -> None:
         self._snapshots[round] = (fragment, snapshot)
-        note = self._account() | more | self.publisher.note(round)
+        note = self._account() | more | self.publisher.note(round) | self.guard.note()
         if self.lead:
             note |= self._tuner.note(round)
         self.exchange.launch(round, fragment, snapshot, weight, note)
@@ -269,35 +264,37 @@ class Worker:
     def _hand_over(self) -> None:
         self._handover.give(self.adopted)
 
-    def _take(self, signal: Signal) -> None:
-        if isinstance(signal, Landed):
+    def _take(self, signal: signals.Signal) -> None:
+        if isinstance(signal, signals.Landed):
             self._land(signal)
-        elif isinstance(signal, Formed):
+        elif isinstance(signal, signals.Formed):
             self._form(signal)
-        elif isinstance(signal, Published):
+        elif isinstance(signal, signals.Published):
             self.publisher.take_up(signal.note, signal.model, signal.joint, signal.name)
-        elif isinstance(signal, Noted):
+        elif isinstance(signal, signals.Noted):
             self._note(signal)
-        elif isinstance(signal, Averaged):
+        elif isinstance(signal, signals.Averaged):
             self.averaged[signal.key] = signal
             self.publisher.resume()
-        elif isinstance(signal, Caught):
+        elif isinstance(signal, signals.Caught):
             self._catch_up(signal)
-        elif isinstance(signal, Asked):
+        elif isinstance(signal, signals.Asked):
             self._handover.ask(signal.peer)
-        elif isinstance(signal, Told):
+        elif isinstance(signal, signals.Told):
             self._hear(signal.header)
-        elif isinstance(signal, Broken):
+        elif isinstance(signal, signals.Broken):
             raise signal.error
 
-    def _land(self, landed: Landed) -> None:
+    def _land(self, landed: signals.Landed) -> None:
         fragment, snapshot = self._snapshots.pop(landed.round, (landed.fragment, None))
         self.landed = landed.round + 1
         base = landed.snapshot
         if base is None and snapshot is not None:
             base = snapshot.take()
         self._tuner.see(landed)
-        take_over(self, landed, fragment, snapshot, base)
+        self.guard.see(landed)
+        if not self.guard.alone:
+            take_over(self, landed, fragment, snapshot, base)
         for worker, note in landed.notes.items():
             self.totals[worker] = max(self.totals.get(worker, 0), int(note.get("rows", 0)))
         mid_step = self.mean_gradient is not None
@@ -305,7 +302,7 @@ class Worker:
             self.adopted = self.landed
         self.publisher.see(landed, mid_step=mid_step)
 
-    def _form(self, formed: Formed) -> None:
+    def _form(self, formed: signals.Formed) -> None:
         was_alone = self.alone and bool(self.members)
         self.members, self.lead, self.generation = formed.members, formed.lead, formed.generation
         self._needs_state, self.total_rows = formed.needs_state, formed.total_rows
@@ -332,13 +329,13 @@ class Worker:
             self.say("finished")
         self.publisher.resume()
 
-    def _note(self, noted: Noted) -> None:
+    def _note(self, noted: signals.Noted) -> None:
         """Another worker says how far it is; whoever is done itself still decides what to publish."""
         self.totals[noted.worker] = max(self.totals.get(noted.worker, 0), int(noted.note.get("rows", 0)))
         if self.lead and self._finished and "conclude" not in self.told:
             self.exchange.announce(self._account() | self.publisher.note(-1))
 
-    def _catch_up(self, caught: Caught) -> None:
+    def _catch_up(self, caught: signals.Caught) -> None:
         landed = int(caught.tree["joint"]["landed"])
         over = [self._snapshots.pop(r) for r in sorted(self._snapshots) if r < landed]
         self._needs_state = False
@@ -355,7 +352,7 @@ class Worker:
         elif kind == "stop":
             self.publisher.asked_to_stop = str(header["why"])
         elif kind == "leave":
-            raise LeftError(str(header["why"]), bool(header.get("done")))
+            raise signals.LeftError(str(header["why"]), bool(header.get("done")))
         elif kind == "wait":  # an earlier attempt holds this place, and is needed there
             self._patient_until = self.time.now() + self.plan.deadlines.join_s
         else:
@@ -369,6 +366,7 @@ class Worker:
 
     def _finish(self) -> None:
         self.replica.check()
+        self.guard.leave()
         self.wait(lambda: not self._snapshots, "its last rounds", self.plan.deadlines.round_s)
         self._contribute_the_rest()
         self._account_for()

@@ -7,6 +7,8 @@ import math
 ROOM = 0.95
 """Share of a step that one fragment's exchange may take."""
 SCALE_BITS = 32 / 256
+WAITING = 0.03
+"""Share of a step that is not worth a stale joint model."""
 
 
 def exchange_ratio(exchange_s: float, step_s: float) -> float:
@@ -52,6 +54,33 @@ def choose_bits(ratio: float) -> int:
     (4, 4, 2)
     """
     return 2 if ratio > 64 else 4
+
+
+def richest_bits(ratio: float, *, latency: float = 0.0) -> int:
+    """The widest codec in which the whole model crosses within one step; where none does, what `choose_bits` says.
+
+    R·(bits + 1/8) / 32 ≤ 0.95 − L
+
+    >>> richest_bits(0.5), richest_bits(1.5), richest_bits(3), richest_bits(11.6), richest_bits(107.8)
+    (32, 16, 8, 4, 2)
+    >>> richest_bits(0.7, latency=0.4)
+    16
+    """
+    for bits in (32, 16, 8):
+        if num_fragments(ratio, bits, latency=latency) == 1:
+            return bits
+    return choose_bits(ratio)
+
+
+def worth_waiting(ratio: float, latency: float, *, waits: bool = False) -> bool:
+    """Whether an exchange of the whole float32 model takes so little of a step that overlapping it gains nothing.
+
+    Who waits already goes on with it up to twice as much.
+
+    >>> worth_waiting(0.01, 0.01), worth_waiting(0.05, 0.0), worth_waiting(0.05, 0.0, waits=True)
+    (True, False, True)
+    """
+    return ratio + latency <= (2 if waits else 1) * WAITING
 
 
 def choose_momentum(ratio: float, workers: int) -> float:

@@ -1,5 +1,6 @@
 """What replicas tell each other, and what they do with the answer: one file a strategy."""
 
+from thinwire.strategies.auto import Auto
 from thinwire.strategies.base import Joint, Measured, Nothing, Progress, Setting, Share, Strategy
 from thinwire.strategies.deepspark import DeepSpark
 from thinwire.strategies.diloco import DiLoCo
@@ -16,6 +17,7 @@ __all__ = [
     "EASGD",
     "MPCA",
     "STRATEGIES",
+    "Auto",
     "DeepSpark",
     "DiLoCo",
     "Joint",

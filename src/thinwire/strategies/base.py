@@ -90,6 +90,10 @@ class Setting:
     pull: float | None = None
     rate: float | None = None
     """Learning rate of the moment, where a server's optimizer steps."""
+    wait: bool = False
+    """Whether stepping waits for each reply, under a strategy whose timing is "overlap"."""
+    caution: int = 0
+    """How often exchanging was found to hurt, and was made tighter for it."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,8 @@ class Measured:
     step_s: float | None
     handling_s: float | None = None
     """What snapshot and landing of the whole vector cost the stepping thread."""
+    hurts: bool = False
+    """Whether the joint model was found worse than replicas are without it, under the current setting."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +122,9 @@ class Strategy(ABC):
     """Whether adopting a reply takes the contribution out of the replica, so that one left out must be sent again."""
     ends_in_mean: ClassVar[bool] = False
     """Whether the run ends with one float32 mean of the replicas; otherwise the joint model is the result."""
+
+    guards: ClassVar[bool] = False
+    """Whether it wants the joint model compared with replicas early in a run (`Measured.hurts`)."""
 
     @property
     def replicated(self) -> bool:
@@ -149,6 +158,10 @@ class Strategy(ABC):
     def setting(self, measured: Measured, current: Setting | None) -> Setting:
         """How to cut and pack rounds; asked at the start (current None) and now and then on the first worker."""
         return current or Setting()
+
+    def explain(self, measured: Measured, setting: Setting) -> str:
+        """Why a setting was chosen, in one line for people; empty where there is nothing to say."""
+        return ""
 
     @abstractmethod
     def due(self, progress: Progress) -> bool:

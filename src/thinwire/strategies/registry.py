@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from thinwire.errors import ConfigError, nearest
+from thinwire.strategies.auto import Auto
 from thinwire.strategies.base import Strategy
 from thinwire.strategies.deepspark import DeepSpark
 from thinwire.strategies.diloco import DiLoCo
@@ -17,6 +18,7 @@ from thinwire.strategies.sparknet import SparkNet
 from thinwire.strategies.synchronous import Synchronous
 
 STRATEGIES: dict[str, type[Strategy]] = {
+    "auto": Auto,
     "deepspark": DeepSpark,
     "diloco": DiLoCo,
     "easgd": EASGD,

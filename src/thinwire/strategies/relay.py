@@ -14,6 +14,8 @@ from thinwire.strategies.checks import at_least, one_of, within
 PROBES = (8, 4)
 """Fragment counts of the first rounds: two sizes, so that latency and bandwidth can be told apart."""
 PROBE_ROUNDS = 4
+CODECS = {32: "float32", 16: "bfloat16", 8: "int8", 4: "int4", 2: "int2"}
+"""By the bits of a value."""
 
 
 class RelayJoint(NamedTuple):
@@ -55,23 +57,53 @@ class Relay(Strategy):
 
     def setting(self, measured: Measured, current: Setting | None) -> Setting:
         """Probes two sizes first, then follows the measurements; a small change is not worth cutting anew."""
-        if current is None or measured.link is None or not measured.step_s or measured.rounds < PROBE_ROUNDS:
-            ratio, latency, count = 64.0, 0.0, PROBES[0] if current is None else PROBES[1]
-        else:
-            sent_bytes = 8.0 * measured.size * (measured.workers - 1) / measured.workers
-            ratio = relay.exchange_ratio(sent_bytes / measured.link.bytes_per_s, measured.step_s)
-            latency, count = measured.link.latency_s / measured.step_s, 0
-        bits = relay.choose_bits(ratio) if self.bits == "auto" else self.bits
+        if current is None or not self._knows(measured):
+            return self._cut(measured, current, ratio=64.0, count=PROBES[0] if current is None else PROBES[1])
+        ratio, latency = self._seen(measured)
+        return self._cut(measured, current, ratio=ratio, latency=latency)
+
+    def explain(self, measured: Measured, setting: Setting) -> str:
+        """The ratio that was measured, and what it came to."""
+        if not self._knows(measured) or measured.link is None:
+            return ""
+        ratio, latency = self._seen(measured)
+        wire = f"{measured.link.bytes_per_s * 8e-6:,.0f} Mbit/s" if measured.link.bytes_per_s < 1e12 else "no limit"
+        late = f" and {latency:.1f} of latency" if latency >= 0.05 else ""
+        pieces = f"{setting.fragments} fragments in turn" if setting.fragments > 1 else "the whole model at once"
+        return (
+            f"an exchange of the model takes {ratio:.2g} steps of {measured.step_s:.3g} s ({wire}){late}: "
+            f"{setting.codec}, {pieces}, {'waiting for' if setting.wait else 'while stepping beside'} each"
+        )
+
+    def _knows(self, measured: Measured) -> bool:
+        return measured.link is not None and bool(measured.step_s) and measured.rounds >= PROBE_ROUNDS
+
+    def _seen(self, measured: Measured) -> tuple[float, float]:
+        """The exchange ratio, and the latency of a round in steps."""
+        assert measured.link is not None
+        assert measured.step_s
+        sent_bytes = 8.0 * measured.size * (measured.workers - 1) / measured.workers
+        ratio = relay.exchange_ratio(sent_bytes / measured.link.bytes_per_s, measured.step_s)
+        return ratio, measured.link.latency_s / measured.step_s
+
+    def _bits(self, ratio: float, latency: float) -> int:
+        return relay.choose_bits(ratio) if self.bits == "auto" else self.bits
+
+    def _cut(
+        self, measured: Measured, current: Setting | None, *, ratio: float, latency: float = 0.0, count: int = 0
+    ) -> Setting:
+        bits = self._bits(ratio, latency)
+        codec = CODECS[bits]
         if self.fragments != "auto":
             count = self.fragments
         elif not count:
             most = max(1, min(64, measured.size // 4096))
             wire = relay.num_fragments(ratio, bits, latency=latency, most=most)
             count = max(wire, relay.fragments_in_passing(measured.handling_s or 0.0, measured.step_s or 1.0, most=most))
-            if current and count <= current.fragments <= count * 2 and f"int{bits}" == current.codec:
+            if current and count <= current.fragments <= count * 2 and codec == current.codec:
                 count = current.fragments
         decay = relay.choose_momentum(ratio, measured.workers) if self.momentum == "auto" else self.momentum
-        return Setting(fragments=count, codec=f"int{bits}", momentum=decay)
+        return Setting(fragments=count, codec=codec, momentum=decay)
 
     def due(self, progress: Progress) -> bool:
         return progress.steps_since >= 1
