@@ -72,6 +72,38 @@ def test_the_same_run_twice_gives_the_same_bits_at_the_same_moments(name: str) -
     assert first.summary["train_loss"] < 2.29
 
 
+@pytest.mark.parametrize("name", ["relay", "sparknet", "easgd"])
+def test_a_worker_that_comes_back_goes_on_at_the_learning_rate_of_the_others(name: str) -> None:
+    """One that began its schedule anew would undo at a high rate what the others have settled."""
+    rates: list[list[float]] = []
+
+    class Watched(torch.optim.SGD):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, lr=0.1)
+            self.seen: list[float] = []
+            rates.append(self.seen)
+
+        def step(self, closure: Any = None) -> Any:
+            self.seen.append(float(self.param_groups[0]["lr"]))
+            return super().step(closure)
+
+    run = fit(
+        tw.Simulated(workers=3, step_s=0.1, faults=(tw.Fault(worker=1, at_s=8.0, seconds=1.0),)),
+        name,
+        optimizer=Watched,
+        scheduler=lambda o: torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.01, total_iters=160),
+        scheduler_every="step",
+        epochs=None,
+        steps=160,
+        batch_size=8,
+    )
+    assert run.summary["workers_lost"] == 1
+    back = [seen for seen in rates if 0 < len(seen) < 160 and seen[0] < 0.1]
+    assert len(back) == 1, "the one that came back begins below the first rate"
+    assert back[0][0] < 0.06
+    assert back[0][-1] == pytest.approx(0.001, abs=0.01), "and ends where the others do"
+
+
 def test_a_barrier_costs_the_time_that_its_bytes_take() -> None:
     """Each worker sends and hears (K - 1) / K of the vector twice: parts out, sums back."""
     workers, step_s, rate = 4, 0.02, 125_000_000 / 100

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from thinwire.bench.crew import Crew
 from thinwire.errors import ConfigError, TimedOutError
 from thinwire.testing.testbed import Testbed, remove_leftovers
 from thinwire.units import rate_bits
@@ -164,3 +165,23 @@ def gone(pid: int) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+def test_a_short_message_does_not_pass_faster_than_the_link():
+    """A bucket that holds more than a millisecond's worth would let it through at once, which no cable does."""
+    with Testbed(2, "100mbit") as bed:
+        assert transfer(bed, 1, 0, 100_000) <= 200e6
+
+
+def test_codecs_put_fewer_bytes_on_the_cable_as_its_interface_counts_them():
+    crossed = {}
+    with Testbed(3, "1gbit") as bed:
+        for codec in ("float32", "int8", "int4", "int2"):
+            before = bed.sent_bytes(0)
+            options = {"size": 4_000_000, "codec": codec, "blocks": 1, "block": 3, "gloo": False, "interface": "eth0"}
+            Crew(bed).run("exchange_seconds", options)
+            crossed[codec] = bed.sent_bytes(0) - before
+    assert crossed["float32"] >= 4 * 4 * 4_000_000
+    assert crossed["float32"] / crossed["int8"] >= 3.5
+    assert crossed["float32"] / crossed["int4"] >= 7.0
+    assert crossed["float32"] / crossed["int2"] >= 13.0

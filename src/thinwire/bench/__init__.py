@@ -10,6 +10,7 @@ from thinwire.bench.report import Report, Say
 from thinwire.errors import ConfigError, nearest
 
 BENCHES = {
+    "comparison": "comparison",
     "exchange": "exchange",
     "forecast": "forecast",
     "ingest": "frames",
@@ -27,6 +28,6 @@ __all__ = ["BENCHES", "Report", "run"]
 def run(name: str, *, quick: bool, say: Say) -> Report:
     """Runs a benchmark by name."""
     if name not in BENCHES:
-        raise ConfigError(f"bench {name!r} is not known. {nearest(name, BENCHES)}")
+        raise ConfigError(f"bench {name!r} is not known. {nearest(name, (*BENCHES, 'suite'))}")
     module = importlib.import_module(f"thinwire.bench.{BENCHES[name]}")
     return cast(Callable[[bool, Say], Report], getattr(module, name))(quick, say)

@@ -18,6 +18,8 @@ SIZE = 25_000_000
 STEP_S = 0.2
 GOODPUT_TARGET, CODEC_TARGET, STEPS_TARGET = 0.9, 5.0, 0.97
 CODECS = ("float32", *LOSSY)
+FEWER = {"int8": 3.5, "int4": 7.0, "int2": 13.0}
+"""How many times fewer bytes than float32 are to cross the wire."""
 STRATEGIES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("mpca, pull left out", "mpca", {"pull": 0.0, "pull_peak": 0.0}),
     ("mpca, pull on the CPU", "mpca", {}),
@@ -137,11 +139,19 @@ def _steps_kept(amount: _Amount, rows: list[Row], measured: dict[str, Any], say:
 
 def _by_codec(amount: _Amount, rate: str, rows: list[Row], measured: dict[str, Any], say: Say) -> None:
     with _network(rate) as bed:
+        assert bed is not None
+        crossed: dict[str, float] = {}
         for name in CODECS:
             say(f"seconds per exchange at {rate}: {name}")
+            before = bed.sent_bytes(0)
             block = amount.per_codec if rate == "1gbit" else max(2, amount.per_codec // 2)
             options = {"size": SIZE, "codec": name, "blocks": 1, "block": block, "gloo": False, "interface": "eth0"}
             ours, _ = _exchanges(Crew(bed), options)
             measured.setdefault("by_codec_s", {}).setdefault(rate, {})[name] = ours
             value = statistics.median(ours)
             rows.append(Row(f"seconds per exchange at {rate}", name, value, None, "", tuple(ours), unit="s"))
+            crossed[name] = (bed.sent_bytes(0) - before) / (block + 1)  # one more, for the connections
+        measured.setdefault("by_codec_bytes", {})[rate] = crossed
+        for name, target in FEWER.items():
+            fewer, detail = crossed["float32"] / crossed[name], f"{crossed[name] / 1e6:.1f} MB at the interface"
+            rows.append(Row(f"float32's bytes on the wire ÷ ours at {rate}", name, fewer, target, detail))

@@ -8,6 +8,8 @@ import json
 import os
 import shlex
 import statistics
+import subprocess
+import sys
 
 from rich import box
 from rich.console import Console
@@ -16,24 +18,40 @@ from rich.table import Table
 from thinwire import bench as benches
 from thinwire.bench.report import Report, Row, save
 
+SUITE = "suite"
 PRIORITY = -15
 """Added niceness, where it is allowed: what else runs on the machine is not to be measured."""
 
 
+FIGURES = "benchmarks/figures"
+"""In a checkout: scripts that draw what was measured."""
+DRAWN = {"placement": "partitions", "table": "servers", "comparison": "comparison"}
+"""By benchmark, the script that draws its result."""
+
+
 def bench(options: argparse.Namespace) -> int:
-    """Runs the benchmark that the options name; returns the exit code."""
+    """Runs the benchmark that the options name, or all of them; returns the exit code."""
     console = Console(stderr=True)
     with contextlib.suppress(OSError):
         os.nice(PRIORITY)  # both sides of every comparison inherit it
-    with console.status(f"bench {options.name}") as status:
+    names = list(benches.BENCHES) if options.name == SUITE else [options.name]
+    for name in names:
+        _one(name, options, console)
+    if options.name == SUITE and options.save:
+        _draw(options.save, console)
+    return 0
+
+
+def _one(name: str, options: argparse.Namespace, console: Console) -> None:
+    with console.status(f"bench {name}") as status:
 
         def say(text: str) -> None:
             status.update(text)
             if not console.is_terminal:
                 console.print(text, highlight=False)
 
-        report = benches.run(options.name, quick=options.quick, say=say)
-    words = ["thinwire", "bench", options.name, *(["--quick"] if options.quick else [])]
+        report = benches.run(name, quick=options.quick, say=say)
+    words = ["thinwire", "bench", name, *(["--quick"] if options.quick else [])]
     result = report.to_json(shlex.join(words))
     if options.save:
         console.print(f"wrote {save(result, options.save)}", highlight=False)
@@ -41,7 +59,18 @@ def bench(options: argparse.Namespace) -> int:
         print(json.dumps(result))
     else:
         _show(report)
-    return 0
+
+
+def _draw(folder: str, console: Console) -> None:
+    """Draws the figures again, where this is a checkout and its own results were written."""
+    if os.path.realpath(folder) != os.path.realpath("benchmarks/results") or not os.path.isdir(FIGURES):
+        console.print("figures are drawn with --save benchmarks/results in a checkout", highlight=False)
+        return
+    for name, script in DRAWN.items():
+        picture = f"docs/images/{name if name != 'table' else 'servers'}.svg"
+        done = subprocess.run([sys.executable, f"{FIGURES}/{script}.py", picture], capture_output=True, text=True)
+        told = f"drew {picture}" if not done.returncode else f"{picture}: {done.stderr.strip().splitlines()[-1]}"
+        console.print(told, highlight=False)
 
 
 def _show(report: Report) -> None:

@@ -61,7 +61,9 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--json", action="store_true", help="print the summary as JSON, as the last line")
     bench = commands.add_parser("bench", help="run one of the measured comparisons")
     bench.add_argument(
-        "name", metavar="NAME", help="exchange, forecast, ingest, overhead, placement, predict, table or wire"
+        "name",
+        metavar="NAME",
+        help="comparison, exchange, forecast, ingest, overhead, placement, predict, table, wire, or suite: all of them",
     )
     bench.add_argument("--json", action="store_true", help="print the result as JSON, as the last line")
     bench.add_argument("--quick", action="store_true", help="a shorter run with noisier numbers")

@@ -59,6 +59,7 @@ class Handover:
                 x.copy_(tree["joint"]["state"][0])
                 worker.state.open(x)
                 worker.replica.buffers.load(tree["buffers"], tree["counts"])
+                worker.replica.load_schedule(tree["schedule"])
             elif strategy.timing != "async":  # else its own next exchange brings it and the joint model together
                 base = caught.old_model
                 for fragment, snapshot in over:
@@ -85,6 +86,7 @@ class Handover:
             "joint": worker.joint.tree(),
             "buffers": worker.replica.buffers.vector(),
             "counts": worker.replica.buffers.counts(),
+            "schedule": worker.replica.schedule(),
             "published": worker.publisher.number,
             "best": worker.publisher.best,
             "went": list(worker.publisher.went),

@@ -30,9 +30,12 @@ def take_over(
             worker.mean_gradient = None
             replica.update()
     elif base is not None:
+        near = snapshot.near if snapshot is not None and landed.snapshot is None else None
         began = worker.time.now()
         with torch.no_grad():
-            worker.state.adopt(fragment, replica.vector, base, landed.reply)
+            worker.state.adopt(fragment, replica.vector, base if near is None else near, landed.reply)
         worker.meter.handled(worker.time.now() - began, fragment.size / worker.joint.size)
-        if landed.snapshot is None and worker.joint.state:  # a stateless one may have contributed the snapshot itself
+        if (
+            landed.snapshot is None and near is None and worker.joint.state
+        ):  # a stateless one may have contributed the snapshot itself
             worker.spares.give(base)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire.engine.joint import pieces, slice_state
+from thinwire.engine.snapshot import brought
 from thinwire.parameters import Fragment
 from thinwire.strategies import Strategy
 
@@ -49,7 +50,7 @@ class ReplicaState:
 
     def adopt(self, fragment: Fragment, x: Tensor, base: Tensor, reply: Tensor) -> None:
         """Lands a reply on a fragment of the replica."""
-        base, reply = base.to(x.device), reply.to(x.device)
+        base, reply = brought(base, x.device), brought(reply, x.device)
         if any(self._cut.values()):
             state = self._state_of(fragment)
             value, self._cut[fragment] = self._strategy.adopt(state, fragment.of(x), base, reply)

@@ -24,7 +24,7 @@ from thinwire.engine.plan import WorkerPlan
 from thinwire.engine.ports import Batches
 from thinwire.engine.publishing import Publisher
 from thinwire.engine.replica_state import ReplicaState
-from thinwire.engine.snapshot import Snapshot
+from thinwire.engine.snapshot import Snapshot, snapshot_of
 from thinwire.engine.spares import Spares
 from thinwire.engine.stream import Served, average_gradient
 from thinwire.engine.tuner import Tuner
@@ -206,10 +206,10 @@ class Worker:
         self.shares[fragment] = (self.meter.steps, self.rows_done)
         worked = share.steps > 0 and not self.guard.alone
         began = self.time.now()
-        snapshot = Snapshot(fragment.of(values).detach(), self.spares.take(fragment.size)) if worked else None
+        snapshot = snapshot_of(fragment.of(values).detach(), self.spares) if worked else None
         waits = self._waits(round)
-        if snapshot is not None and (waits or values.device.type != "cpu"):
-            snapshot.take()
+        if snapshot is not None and waits:
+            snapshot.settle()
         self.meter.handled(self.time.now() - began, fragment.size / self.joint.size)
         self.send_off(round, fragment, snapshot, self.strategy.weight(share) if worked else 0.0)
         self.pace.launched()
@@ -227,7 +227,7 @@ class Worker:
         """Makes the copies that the exchange thread has not come to: the vector is about to change."""
         for _, snapshot in self._snapshots.values():
             if snapshot is not None:
-                snapshot.take()
+                snapshot.settle()
 
     def _account(self) -> dict[str, Any]:
         return {"rows": self.rows_done}

@@ -22,6 +22,7 @@ from thinwire.placement.kinds import Pipeline
 from thinwire.placement.portions import Portion
 from thinwire.placement.replica import GroupReplica, Part
 from thinwire.planning.graph import Graph, graph_on
+from thinwire.replicas.owed import diverged
 from thinwire.replicas.torch import TrainSpec, resolve_device
 
 
@@ -172,7 +173,7 @@ class StageReplica(GroupReplica):
                 schedule.step()
         value = sum(each[0] for each in self.crew.tell([sum(float(each.detach()) for each in losses)]))
         if not math.isfinite(value):
-            raise self._diverged(self.steps + 1, value)
+            raise diverged(self.steps + 1, value)
         return value
 
     def meet(self, batch: Any | None, *said: float) -> list[list[float]]:

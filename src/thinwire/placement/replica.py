@@ -19,6 +19,7 @@ from thinwire.placement.deferred import frugal, network_of
 from thinwire.placement.kinds import Layered
 from thinwire.placement.portions import Portion
 from thinwire.planning.graph import graph_on
+from thinwire.replicas.owed import diverged
 from thinwire.replicas.torch import TorchReplica, TrainSpec, resolve_device
 
 ROWS, WEIGHT = 0, 1
@@ -248,7 +249,7 @@ class ShardedReplica(GroupReplica):
             bucket.ready()
         value = float(loss.detach())
         if not math.isfinite(value):
-            raise self._diverged(self.steps + 1, value)
+            raise diverged(self.steps + 1, value)
         (loss * self._share).backward()  # type: ignore[no-untyped-call]
         for bucket in self._buckets:
             bucket.settle()

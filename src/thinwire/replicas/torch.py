@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from thinwire.errors import ConfigError, DivergedError
+from thinwire.errors import ConfigError
 from thinwire.parameters import Buffers, FlatParameters
 from thinwire.replicas.algorithms import Algorithm, BackPropagation, Memory
 from thinwire.replicas.keras import KerasModule, is_keras
@@ -28,6 +28,7 @@ from thinwire.replicas.objectives import (
     SchedulerFactory,
     metrics_of,
 )
+from thinwire.replicas.owed import Owed, diverged
 from thinwire.replicas.searches import needs_closure
 
 
@@ -121,8 +122,7 @@ class TorchReplica:
         self._memory: Memory = {}
         self.objective = Objective(spec.loss)
         self._metrics = metrics_of(spec.metrics)
-        self._unchecked: list[tuple[int, Tensor]] = []
-        self._newest: float | None = None
+        self._owed = Owed(self.device)
         self._seed(worker)
 
     @property
@@ -142,10 +142,10 @@ class TorchReplica:
             self._batch = batch
         if self.device.type != "cpu":
             self.backward(loss)
-            return self._later(shown.detach())
+            return self._owed.loss(self.steps + 1, shown.detach())
         value = shown.item()
         if not math.isfinite(value):  # before gradients are made, which may be on their way at once
-            raise self._diverged(self.steps + 1, value)
+            raise diverged(self.steps + 1, value)
         self.backward(loss)
         return value
 
@@ -179,6 +179,7 @@ class TorchReplica:
     def advance(self) -> None:
         """Counts a step, whoever took it, and moves a per-step scheduler on."""
         self.steps += 1
+        self._owed.step()
         if self.scheduler is not None and self.spec.scheduler_every == "step" and not self._plateau:
             self._move_on()
 
@@ -203,22 +204,7 @@ class TorchReplica:
 
     def check(self) -> None:
         """Looks at losses a device still owed."""
-        owed, self._unchecked = self._unchecked, []
-        for step, loss in owed:
-            value = float(loss)
-            if not math.isfinite(value):
-                raise self._diverged(step, value)
-            self._newest = value
-
-    def _later(self, loss: Tensor) -> float:
-        """On a GPU reading every loss would stall it: they are read sixteen at a time."""
-        self._unchecked.append((self.steps + 1, loss))
-        if self._newest is None or len(self._unchecked) >= 16:
-            self.check()
-        return self._newest or 0.0
-
-    def _diverged(self, step: int, value: float) -> DivergedError:
-        return DivergedError(f"the loss became {value} at step {step}")
+        self._owed.check()
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """What forward passes are made under."""
@@ -346,6 +332,18 @@ class TorchReplica:
         scheduler = None if self.scheduler is None else _plain(self.scheduler.state_dict())
         asked_for = self._asked_for
         return copy.deepcopy({"optimizer": self.optimizer.state_dict(), "scheduler": scheduler, "asked_for": asked_for})
+
+    def schedule(self) -> dict[str, Any]:
+        """Where the learning rate's schedule is, for a replica that joins late."""
+        scheduler = None if self.scheduler is None else copy.deepcopy(_plain(self.scheduler.state_dict()))
+        return {"scheduler": scheduler, "rates": [float(group["lr"]) for group in self.optimizer.param_groups]}
+
+    def load_schedule(self, tree: dict[str, Any]) -> None:
+        """Goes on at another replica's learning rate; without a schedule it is the same anyway."""
+        if self.scheduler is not None and tree["scheduler"] is not None:
+            self.scheduler.load_state_dict(tree["scheduler"])
+            for group, rate in zip(self.optimizer.param_groups, tree["rates"], strict=True):
+                group["lr"] = rate
 
     def load_learning(self, tree: dict[str, Any]) -> None:
         """Goes on with a saved state, but with the settings that were changed since: a smaller learning rate, say."""

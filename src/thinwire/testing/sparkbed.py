@@ -88,6 +88,7 @@ class SparkBed:
     def environment(self, node: int) -> dict[str, str]:
         """What processes on a node are started with."""
         own = {"SPARK_LOCAL_IP": self.bed.address(node), "PYSPARK_PYTHON": sys.executable, "SPARK_HOME": _home()}
+        own["GLOO_SOCKET_IFNAME"] = "eth0"  # the machine's name is that of a loopback here
         path = os.pathsep.join(p for p in sys.path if p)  # so that executors find what this process runs
         return os.environ | own | {"PYTHONPATH": path, "SPARK_LOCAL_DIRS": self._folder.name, "SPARK_NO_DAEMONIZE": "1"}
 

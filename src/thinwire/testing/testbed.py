@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import json
 import os
 import re
 import shutil
@@ -140,10 +141,19 @@ class Testbed:
             if rate is None:
                 _command(*base, "delete", "dev", device, "root", check=False)
                 continue
-            # A burst must hold a few 64 KiB segments and what the rate passes in a timer's tick, or it caps the rate.
-            burst = max(128 << 10, int(rate_bits(rate) / 8 / 1000))
+            # A burst must hold two segments and what the rate passes in a millisecond, or it caps the rate; one that
+            # holds more lets short messages pass as if there were no limit, which no cable does.
+            tick = int(rate_bits(rate) / 8 / 1000)
+            segment = min(64 << 10, max(2 << 10, tick))
+            burst = max(2 * segment, tick)
+            _command("ip", "-netns", namespace, "link", "set", device, "gso_max_size", str(segment))
             limit = ["rate", f"{rate_bits(rate):.0f}bit", "burst", str(burst), "latency", f"{_QUEUE_MS}ms"]
             _command(*base, "replace", "dev", device, "root", "tbf", *limit)
+
+    def sent_bytes(self, node: int) -> int:
+        """What a node has put on its cable so far, headers and all, as its interface counts it."""
+        told = json.loads(_command("ip", "-netns", self.namespace(node), "-s", "-j", "link", "show", "eth0"))
+        return int(told[0]["stats64"]["tx"]["bytes"])
 
     def cut(self, node: int) -> None:
         """Pulls a node's cable at the bridge: nothing gets through, and nobody is told."""

@@ -22,6 +22,7 @@ from thinwire.cluster.simulated.graphs import Graphs, capturable, untouched
 from thinwire.cluster.simulated.stacks import Stack, stackable
 from thinwire.cluster.simulated.steps import StepTimes
 from thinwire.replicas import TorchReplica, TrainSpec
+from thinwire.replicas.owed import diverged
 
 _log = logging.getLogger("thinwire.simulated")
 
@@ -151,7 +152,7 @@ class LabReplica(TorchReplica):
             parameter.grad = gradient
 
     def diverged(self, loss: float) -> Exception:
-        return self._diverged(self.steps + 1, loss)
+        return diverged(self.steps + 1, loss)
 
 
 def _measured(replica: LabReplica, batch: Any) -> float:

@@ -1,0 +1,159 @@
+"""`thinwire bench comparison`: thinwire's strategies against what a user of a Spark cluster would pick instead.
+
+The same network, rows, seed, steps and target on four nodes of a Spark testbed, over the same emulated network; every
+method in real processes that Spark started. The clock starts with the first step. Steps are paced, since two processors
+would otherwise be the limit and not the wire.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+from thinwire.bench.race import Race
+from thinwire.bench.report import Report, Row, Say
+from thinwire.errors import WorkerError
+from thinwire.testing.sparkbed import SparkBed
+from thinwire.units import rate_bytes
+
+WORKERS, MEMORY = 4, "1g"
+ELEPHAS = "THINWIRE_ELEPHAS"
+"""Names a Python that has Elephas, which needs versions of its own."""
+OURS = ("relay", "auto", "mpca", "easgd", "sparknet")
+FIXED = ("relay", "mpca", "easgd", "sparknet", "synchronous")
+TORCHS = ("one machine", "ddp powersgd", "post-local sgd", "ddp half", "ddp")
+
+
+def parameters(width: int) -> int:
+    """Of the network that is trained."""
+    return (64 + 1) * width + (width + 1) * width + (width + 1) * 10
+
+
+def race(ratio: float, rate: str, width: int, **more: Any) -> Race:
+    """A race in which the whole float32 model takes `ratio` steps to cross a link there and back."""
+    exchange_s = 2 * 4 * parameters(width) * (WORKERS - 1) / WORKERS / rate_bytes(rate)
+    return Race(width=width, step_s=exchange_s / ratio, rate=rate, ratio=ratio, **more)
+
+
+RACES = (
+    race(1, "1gbit", 896),
+    race(1, "100mbit", 384),
+    race(10, "100mbit", 896),
+    race(30, "100mbit", 1152),
+)
+
+
+def comparison(quick: bool, say: Say) -> Report:
+    """Time to the target, loss after equal rows and share of the time spent stepping, method by method."""
+    why_not = SparkBed.why_not()
+    if why_not is not None:
+        return Report("comparison", [], {}, [f"all of it: {why_not}"])
+    rows: list[Row] = []
+    measured: dict[str, Any] = {"workers": WORKERS, "races": []}
+    skipped: list[str] = []
+    for each in (dataclasses.replace(RACES[2], steps=120, target=0.3),) if quick else RACES:
+        exact = ("synchronous",) if each.ratio <= 10 else ()  # ddp has the same losses, in as much time
+        methods = ("relay", "ddp") if quick else (*OURS, *exact, *TORCHS)
+        found = {}
+        name = f"ratio {each.ratio:g} at {each.rate}"
+        for run in _runs(each, methods):
+            if "error" in run:
+                skipped.append(f"{name}, {run['method']}: {run['error']}")
+                continue
+            found[run["method"]] = run
+            say(f"{name}: {run['method']} in {run['seconds']:.0f} s")
+        python = os.environ.get(ELEPHAS)
+        if python and not quick:
+            found["elephas"] = _elephas(python, each)
+        elif not quick:
+            skipped.append(f"{name}, Elephas: set {ELEPHAS} to a Python that has it")
+        measured["races"].append({"race": dataclasses.asdict(each), "methods": found})
+        rows += judge(each, found)
+    return Report("comparison", rows, measured, skipped)
+
+
+def _runs(each: Race, methods: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """What the methods came to, one by one."""
+    order = {"race": dataclasses.asdict(each), "methods": methods, "workers": WORKERS}
+    yield from _drive([sys.executable, "-m", "thinwire.bench.rivals"], order, each.rate)
+
+
+def _elephas(python: str, each: Race) -> dict[str, Any]:
+    """Elephas in an interpreter of its own, which makes a testbed of its own."""
+    order = json.dumps({"race": dataclasses.asdict(each), "workers": WORKERS})
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p.endswith("src"))}
+    argv = [python, "-m", "thinwire.bench.elephas"]
+    done = subprocess.run(argv, input=order + "\n", capture_output=True, text=True, env=environment, timeout=1800)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        raise WorkerError(f"Elephas ended with exit code {done.returncode}: {done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+def _drive(argv: list[str], order: dict[str, Any], rate: str) -> Iterator[dict[str, Any]]:
+    with SparkBed(WORKERS, rate, memory=MEMORY) as bed, tempfile.TemporaryFile("w+") as log:
+        process = bed.drive(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(order) + "\n")
+        process.stdin.flush()
+        for line in process.stdout:
+            if line.startswith("{"):
+                yield json.loads(line)
+        if process.wait(60):
+            log.seek(0)
+            raise WorkerError(f"the driver of the comparison ended with {process.returncode}: {log.read()[-3000:]}")
+
+
+def judge(each: Race, found: dict[str, dict[str, Any]]) -> list[Row]:
+    """Rows of one race: each method's time to the target, and what the papers and the plan promise."""
+    part = f"ratio {each.ratio:g} at {each.rate}"
+    rows = []
+    for method, run in sorted(found.items(), key=lambda item: to_target(each, item[1])[0]):
+        seconds, steps, reached = to_target(each, run)
+        detail = f"{steps} steps" if reached else f"not in {steps} steps"
+        detail += f", {busy(each, run):.0%} stepping, loss {run['history'][-1]['val_loss']:.4f} after {each.steps}"
+        rows.append(Row(part, method, seconds, detail=detail, unit="s" if reached else "s at least"))
+    relay = found["relay"]
+    mine = to_target(each, relay)[0]
+    part += ", relay"
+    rows.append(Row(part, "share of the time spent stepping", busy(each, relay), 0.97))
+    if each.ratio < 10:
+        rows.append(Row(part, "time against ddp", mine / to_target(each, found["ddp"])[0], 1.03, at_most=True))
+    else:
+        wanted = {"ddp": 5.0, "sparknet": 2.0, "mpca": 1.5, "easgd": 1.5, "ddp powersgd": 1.0}
+        for method, target in wanted.items():
+            if method in found:
+                rows.append(Row(part, f"faster than {method}", to_target(each, found[method])[0] / mine, target))
+    apart = last_loss(relay) / last_loss(found["ddp"]) - 1
+    rows.append(Row(part, "loss after equal rows, above ddp's by", apart, 0.01, at_most=True))
+    if "auto" in found:
+        best = min(to_target(each, found[m])[0] for m in FIXED if m in found)
+        chosen = to_target(each, found["auto"])[0] / best
+        rows.append(Row(f"ratio {each.ratio:g} at {each.rate}, auto", "against the best", chosen, 1.1, at_most=True))
+    return rows
+
+
+def to_target(each: Race, run: dict[str, Any]) -> tuple[float, int, bool]:
+    """Seconds and steps until the validation loss was reached; those of the whole run where it was not."""
+    for row in run["history"]:
+        if row["val_loss"] is not None and row["val_loss"] <= each.target:
+            return float(row["seconds"]), int(row["steps"]), True
+    return float(run["seconds"]), int(run["steps"]), False
+
+
+def last_loss(run: dict[str, Any]) -> float:
+    """After all steps."""
+    return float(run["history"][-1]["val_loss"])
+
+
+def busy(each: Race, run: dict[str, Any]) -> float:
+    """Share of the time in which a step was under way."""
+    return min(1.0, float(run["steps"]) * each.step_s / float(run["seconds"]))

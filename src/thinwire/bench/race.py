@@ -1,0 +1,205 @@
+"""What every method of `bench comparison` trains: the same network, rows, steps and pace; and how torch's own do it.
+
+A step takes a fixed time, as on an accelerator: each layer, forwards and backwards, is not done before its share of
+that time has passed. What the processors really compute lies within it, and so does an all-reduce that starts with the
+first gradients.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from thinwire.data import open_source
+
+ONE_BUCKET_MB = 256
+FORWARD = 1 / 3
+"""Share of a step that the forward pass takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Race:
+    """One comparison: what is trained, for how long, and what counts as done."""
+
+    width: int
+    step_s: float
+    rate: str
+    ratio: float
+    """In how many steps the whole float32 model crosses a link there and back."""
+    steps: int = 400
+    batch: int = 16
+    lr: float = 0.02
+    momentum: float = 0.9
+    target: float = 0.1
+    """Validation loss."""
+    every: int = 10
+    """Steps between evaluations."""
+    seed: int = 1
+
+    def model(self) -> nn.Module:
+        """The network, paced."""
+        torch.manual_seed(self.seed)
+        return PacedNet(self.width, self.step_s)
+
+    def optimizer(self, parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum)
+
+
+def rows(seed: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """The digits, shuffled: four fifths to train on, the rest to validate with."""
+    batches = list(open_source("digits").batches())
+    pixels = np.concatenate([np.array(b.column("pixels").storage.to_pylist(), dtype=np.float32) for b in batches])
+    labels = np.concatenate([b.column("label").to_numpy(zero_copy_only=False) for b in batches])
+    order = np.random.default_rng(seed).permutation(len(labels))
+    x, y = torch.from_numpy(pixels[order]), torch.from_numpy(labels[order].astype(np.int64))
+    held = len(y) // 5
+    return (x[held:], y[held:]), (x[:held], y[:held])
+
+
+class _Until(torch.autograd.Function):
+    """Passes values on once a moment has come, and gradients once another has."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, forward_at: float, backward_at: float) -> Tensor:
+        ctx.backward_at = backward_at
+        _sleep_until(forward_at)
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        _sleep_until(ctx.backward_at)
+        return gradient, None, None
+
+
+def _until(values: Tensor, forward_at: float, backward_at: float) -> Tensor:
+    passed: Tensor = _Until.apply(values, forward_at, backward_at)  # type: ignore[no-untyped-call]
+    return passed
+
+
+def _sleep_until(moment: float) -> None:
+    while (left := moment - time.perf_counter()) > 0:
+        time.sleep(left)
+
+
+class PacedNet(nn.Module):
+    """Three fully connected layers; a training step takes `step_s`, shared out by parameters."""
+
+    def __init__(self, width: int, step_s: float) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(64, width), nn.Linear(width, width), nn.Linear(width, 10)])
+        self.step_s = step_s
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1).float()
+        began = time.perf_counter()
+        sizes = [layer.weight.numel() for layer in self.layers]  # type: ignore[operator]
+        done = 0
+        for number, layer in enumerate(self.layers):
+            done += sizes[number]
+            x = layer(x)
+            if self.training:
+                back = 1 - (done - sizes[number]) / sum(sizes)  # what is behind once this layer's gradient is there
+                forward_at = began + self.step_s * FORWARD * done / sum(sizes)
+                x = _until(x, forward_at, began + self.step_s * (FORWARD + (1 - FORWARD) * back))
+            if number < 2:
+                x = torch.relu(x)
+        return x
+
+
+def batches(x: Tensor, y: Tensor, size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches without end, in a new order each epoch."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        order = torch.randperm(len(y), generator=generator)
+        for start in range(0, len(y) - size + 1, size):
+            chosen = order[start : start + size]
+            yield x[chosen], y[chosen]
+
+
+def train_torch(race: Race, kind: str) -> dict[str, Any]:
+    """One process of torch's own data parallelism: plain, with a hook, or with local SGD; `one` is a single machine."""
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.set_num_threads(1)
+    alone = kind == "one"
+    if not alone:
+        dist.init_process_group("gloo")
+    rank, world = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
+    (x, y), (held_x, held_y) = rows(race.seed)
+    x, y, held_x, held_y = x[rank::world], y[rank::world], held_x[rank::world], held_y[rank::world]
+    if alone:  # one machine's share of the work in a step is what a worker's is
+        model: nn.Module = race.model()
+    else:
+        # PowerSGD's callbacks wait inside gloo's two threads: those of two buckets would wait for each other.
+        model = DistributedDataParallel(race.model(), bucket_cap_mb=ONE_BUCKET_MB if kind == "powersgd" else None)
+    optimizer, average = _equip(kind, model, race.optimizer(model.parameters()))
+    feed, history, criterion = batches(x, y, race.batch, race.seed + rank), [], nn.CrossEntropyLoss()
+    if not alone:
+        dist.barrier()
+    began, watching = time.perf_counter(), 0.0
+    for step in range(1, race.steps + 1):
+        inputs, labels = next(feed)
+        optimizer.zero_grad()
+        criterion(model(inputs), labels).backward()
+        optimizer.step()
+        average()
+        if step % race.every == 0:
+            paused = time.perf_counter()
+            loss = _evaluate(model, held_x, held_y, alone)
+            watching += time.perf_counter() - paused
+            history.append({"steps": step, "seconds": time.perf_counter() - began - watching, "val_loss": loss})
+    return {"history": history, "seconds": time.perf_counter() - began - watching, "steps": race.steps}
+
+
+def _evaluate(model: nn.Module, x: Tensor, y: Tensor, alone: bool) -> float:
+    """The mean loss over all held-out rows, each process with its share of them."""
+    import torch.distributed as dist
+
+    module = model if alone else model.module
+    module.eval()  # type: ignore[union-attr]
+    with torch.no_grad():
+        total = nn.functional.cross_entropy(module(x), y, reduction="sum")  # type: ignore[operator]
+        sums = torch.stack([total, torch.tensor(float(len(y)))])
+    module.train()  # type: ignore[union-attr]
+    if not alone:
+        dist.all_reduce(sums)
+    return float(sums[0] / sums[1])
+
+
+def _equip(
+    kind: str, model: Any, optimizer: torch.optim.Optimizer
+) -> tuple[torch.optim.Optimizer, Callable[[], object]]:
+    """The optimizer to step with, and what to do after each step."""
+
+    def nothing() -> None:
+        return
+
+    if kind == "half":  # torch's hook for bfloat16 refuses processors; this one is as wide
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+        model.register_comm_hook(None, fp16_compress_hook)
+    elif kind == "powersgd":
+        from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+        state = PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=10)
+        model.register_comm_hook(state, powerSGD_hook)
+    elif kind == "local":
+        from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
+            PostLocalSGDState,
+            post_localSGD_hook,
+        )
+        from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+        from torch.distributed.optim import PostLocalSGDOptimizer
+
+        local = PostLocalSGDState(None, None, start_localSGD_iter=10)  # type: ignore[no-untyped-call]
+        model.register_comm_hook(local, post_localSGD_hook)
+        averager = PeriodicModelAverager(period=4, warmup_steps=10)
+        return PostLocalSGDOptimizer(optimizer, averager), nothing
+    return optimizer, nothing

@@ -1,0 +1,58 @@
+"""What a GPU still owes its host: losses that are read later, and steps that the host is ahead by."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.errors import DivergedError
+
+READ_EVERY = 16
+"""Losses read at once: reading each would stall the device."""
+AHEAD = 2
+"""Steps that the host may be ahead by. One keeps the device busy; each further one is a step by which replies that land
+are late."""
+
+
+class Owed:
+    """Losses and steps that were asked of a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._losses: list[tuple[int, Tensor]] = []
+        self._newest: float | None = None
+        self._ends: deque[Any] = deque()
+
+    def loss(self, step: int, loss: Tensor) -> float:
+        """Takes a step's loss in; returns the newest that was read."""
+        self._losses.append((step, loss))
+        if self._newest is None or len(self._losses) >= READ_EVERY:
+            self.check()
+        return self._newest or 0.0
+
+    def check(self) -> None:
+        """Reads the losses; refuses one that is not finite."""
+        owed, self._losses = self._losses, []
+        for step, loss in owed:
+            value = float(loss)
+            if not math.isfinite(value):
+                raise diverged(step, value)
+            self._newest = value
+
+    def step(self) -> None:
+        """A step was asked for: waits for an earlier one to be done."""
+        if self._device.type == "cuda":
+            end = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            end.record()
+            self._ends.append(end)
+            if len(self._ends) > AHEAD:
+                self._ends.popleft().synchronize()
+
+
+def diverged(step: int, value: float) -> DivergedError:
+    """The error of a loss that is not finite."""
+    return DivergedError(f"the loss became {value} at step {step}")
