@@ -36,7 +36,7 @@ class Race:
     batch: int = 16
     lr: float = 0.02
     momentum: float = 0.9
-    target: float = 0.1
+    target: float = 0.15
     """Validation loss."""
     every: int = 10
     """Steps between evaluations."""
@@ -198,8 +198,8 @@ def _equip(
         from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
         from torch.distributed.optim import PostLocalSGDOptimizer
 
-        local = PostLocalSGDState(None, None, start_localSGD_iter=10)  # type: ignore[no-untyped-call]
+        local = PostLocalSGDState(None, None, start_localSGD_iter=9, post_local_gradient_allreduce=False)  # type: ignore[no-untyped-call]
         model.register_comm_hook(local, post_localSGD_hook)
-        averager = PeriodicModelAverager(period=4, warmup_steps=10)
+        averager = PeriodicModelAverager(period=5, warmup_steps=9)  # so that an evaluation follows an average
         return PostLocalSGDOptimizer(optimizer, averager), nothing
     return optimizer, nothing

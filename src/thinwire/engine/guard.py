@@ -43,6 +43,8 @@ class Guard:
         self._worker = worker
         self.alone = False
         """Whether this worker is the reference now."""
+        self.since = 0
+        """Rounds before this one are in what it started from: their replies are not for it."""
         self._next = len(TRIALS)
         self._verdict, self._caution = "", 0
         self._mine: dict[str, Any] = {}
@@ -58,9 +60,10 @@ class Guard:
         """At the start of a run, before the first step."""
         worker = self._worker
         limit = worker.plan.steps or (worker.plan.epochs or math.inf) * worker.batches.batches_per_epoch
-        if worker.strategy.guards and worker.plan.evaluates and limit >= LONG * TRIALS[0]:
+        wanted = worker.strategy.guards and worker.plan.evaluates and limit >= LONG * TRIALS[0]
+        if wanted and not worker.replica.buffers.size:  # running statistics are each replica's own
             self._next = sum(steps <= worker.meter.steps for steps in TRIALS)
-            new = worker.meter.steps == 0 and len(worker.members) >= FEWEST
+            new = worker.meter.steps == 0 and worker.joint.landed == 0 and len(worker.members) >= FEWEST
             self.alone = new and worker.plan.worker == worker.members[-1]
 
     def step(self) -> None:
@@ -70,14 +73,14 @@ class Guard:
             self._next += 1
 
     def leave(self) -> None:
-        """The one alone starts from the joint model; what it learnt alone is dropped."""
-        if self.alone:
-            self.alone = False
-            model = self._worker.joint.model
-            if model is not None:
-                with self._worker.joint.lock, torch.no_grad():
-                    self._worker.replica.vector.copy_(model)
-                self._worker.state.open(self._worker.replica.vector)
+        """The one alone starts from the joint model; what it learnt alone is dropped, unless there is nobody else."""
+        worker, was = self._worker, self.alone
+        self.alone = False
+        if was and not worker.alone and worker.joint.model is not None:
+            with worker.joint.lock, torch.no_grad():
+                worker.replica.vector.copy_(worker.joint.model)
+                self.since = worker.joint.landed
+            worker.state.open(worker.replica.vector)
 
     def note(self) -> dict[str, Any]:
         """What to say with a round: the last finding, until a round with it has landed."""
@@ -93,7 +96,7 @@ class Guard:
                 if number == worker.plan.worker and found["number"] == self._mine.get("number"):
                     self._mine = {}
         for trial in sorted(self._heard):
-            if set(worker.members) <= set(self._heard[trial]):
+            if {w for w in worker.members if worker.totals.get(w)} <= set(self._heard[trial]):  # who has rows speaks
                 self._judged.add(trial)
                 self._judge(trial, self._heard.pop(trial))
 
@@ -102,6 +105,7 @@ class Guard:
         own = replica.vector.detach()
         joint = worker.joint.model
         if joint is None or worker.alone:
+            self.leave()
             return
         with worker.joint.lock:
             joint = joint.clone()

@@ -178,6 +178,7 @@ class Publisher:
         worker = self._worker
         self.number = max(self.number, number)
         if save is not None:
+            worker.guard.leave()  # what it learnt alone is no part of a checkpoint
             worker.replica.check()
         own = worker_tree(worker) if save is not None else None
         if self._wanted(number):

@@ -103,7 +103,7 @@ class Worker:
         )
         if not self.loaded:
             self.pace.start(self.meter.steps)
-            self.guard.begin()
+        self.guard.begin()
 
     def _train(self) -> None:
         if self._goes_on():
@@ -144,6 +144,8 @@ class Worker:
             self.replica.update()
         self.adopted = max(self.adopted, self.landed)
         self.pace.step(loss)
+        if self._waits(self.exchange.next_round):
+            self.replica.finish()
         self._book(begun, batch, loss)
         self.guard.step()
         if self.alone or self._waits(self.exchange.next_round):
@@ -293,7 +295,7 @@ class Worker:
             base = snapshot.take()
         self._tuner.see(landed)
         self.guard.see(landed)
-        if not self.guard.alone:
+        if not self.guard.alone and landed.round >= self.guard.since:
             take_over(self, landed, fragment, snapshot, base)
         for worker, note in landed.notes.items():
             self.totals[worker] = max(self.totals.get(worker, 0), int(note.get("rows", 0)))
@@ -305,6 +307,8 @@ class Worker:
     def _form(self, formed: signals.Formed) -> None:
         was_alone = self.alone and bool(self.members)
         self.members, self.lead, self.generation = formed.members, formed.lead, formed.generation
+        if self.alone:
+            self.guard.leave()
         self._needs_state, self.total_rows = formed.needs_state, formed.total_rows
         self.publisher.outstanding *= self.lead  # what another announced is not this worker's to wait for
         for worker, rows in formed.totals.items():

@@ -47,10 +47,15 @@ class Owed:
         """A step was asked for: waits for an earlier one to be done."""
         if self._device.type == "cuda":
             end = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-            end.record()
+            end.record(torch.cuda.current_stream(self._device))
             self._ends.append(end)
             if len(self._ends) > AHEAD:
                 self._ends.popleft().synchronize()
+
+    def finish(self) -> None:
+        """Waits for the newest step to be done."""
+        if self._ends:
+            self._ends[-1].synchronize()
 
 
 def diverged(step: int, value: float) -> DivergedError:

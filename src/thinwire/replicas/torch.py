@@ -29,6 +29,7 @@ from thinwire.replicas.objectives import (
     metrics_of,
 )
 from thinwire.replicas.owed import Owed, diverged
+from thinwire.replicas.schedules import go_on, plain, position
 from thinwire.replicas.searches import needs_closure
 
 
@@ -206,6 +207,10 @@ class TorchReplica:
         """Looks at losses a device still owed."""
         self._owed.check()
 
+    def finish(self) -> None:
+        """Returns once a device has done what was asked of it."""
+        self._owed.finish()
+
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """What forward passes are made under."""
         if self.spec.precision == "bfloat16":
@@ -329,21 +334,17 @@ class TorchReplica:
 
     def learning(self) -> dict[str, Any]:
         """The optimizer's and the scheduler's state; a copy, since theirs goes on changing in place."""
-        scheduler = None if self.scheduler is None else _plain(self.scheduler.state_dict())
+        scheduler = None if self.scheduler is None else plain(self.scheduler.state_dict())
         asked_for = self._asked_for
         return copy.deepcopy({"optimizer": self.optimizer.state_dict(), "scheduler": scheduler, "asked_for": asked_for})
 
     def schedule(self) -> dict[str, Any]:
         """Where the learning rate's schedule is, for a replica that joins late."""
-        scheduler = None if self.scheduler is None else copy.deepcopy(_plain(self.scheduler.state_dict()))
-        return {"scheduler": scheduler, "rates": [float(group["lr"]) for group in self.optimizer.param_groups]}
+        return position(self.scheduler, self.optimizer)
 
     def load_schedule(self, tree: dict[str, Any]) -> None:
         """Goes on at another replica's learning rate; without a schedule it is the same anyway."""
-        if self.scheduler is not None and tree["scheduler"] is not None:
-            self.scheduler.load_state_dict(tree["scheduler"])
-            for group, rate in zip(self.optimizer.param_groups, tree["rates"], strict=True):
-                group["lr"] = rate
+        go_on(self.scheduler, self.optimizer, tree)
 
     def load_learning(self, tree: dict[str, Any]) -> None:
         """Goes on with a saved state, but with the settings that were changed since: a smaller learning rate, say."""
@@ -390,8 +391,3 @@ def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """An optimizer's plain settings as they were asked for, group by group."""
     kinds = (bool, int, float, str)
     return [{k: v for k, v in g.items() if isinstance(v, kinds)} for g in optimizer.param_groups]
-
-
-def _plain(state: dict[str, Any]) -> dict[str, Any]:
-    """A scheduler's state without functions, which its factory makes again."""
-    return {k: v for k, v in state.items() if not callable(v) and not k.startswith("_get_lr_called")}

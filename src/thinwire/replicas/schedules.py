@@ -1,0 +1,39 @@
+"""Where a learning rate's schedule is, for checkpoints and for a replica that joins late."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def plain(state: dict[str, Any]) -> dict[str, Any]:
+    """A scheduler's state without functions, which its factory makes again."""
+    return {k: v for k, v in state.items() if not callable(v) and not k.startswith("_get_lr_called")}
+
+
+def position(scheduler: Any, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What a newcomer needs; of a scheduler that holds other objects only the rate of now."""
+    state = None if scheduler is None else plain(scheduler.state_dict())
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    return {"scheduler": copy.deepcopy(state) if _travels(state) else None, "rates": rates}
+
+
+def go_on(scheduler: Any, optimizer: torch.optim.Optimizer, tree: dict[str, Any]) -> None:
+    """Goes on where another replica was; without a schedule rates are the same anyway."""
+    if scheduler is None:
+        return
+    if tree["scheduler"] is not None:
+        scheduler.load_state_dict(tree["scheduler"])
+    for group, rate in zip(optimizer.param_groups, tree["rates"], strict=True):
+        group["lr"] = rate
+
+
+def _travels(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(k, str) and _travels(v) for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_travels, value))
+    return value is None or isinstance(value, bool | int | float | str | Tensor)
