@@ -118,7 +118,7 @@ def test_a_killed_worker_is_replaced_and_costs_the_others_no_step(name: str, vic
     killer = Killer(victim)
     result = fit(STRATEGIES[name], killer)
     assert result.summary["workers_lost"] == 1
-    few = name == "deepspark"  # a worker alone exchanges seldom, and less often on a busy machine
+    few = name in ("deepspark", "auto")  # who exchanges seldom, or in two bits, when the machine is busy
     assert best(result) >= (0.9 if few else 0.95)
     (lost,) = killer.of(events.WorkerLost)
     assert lost.worker == victim

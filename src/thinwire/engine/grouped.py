@@ -277,7 +277,9 @@ class GroupWorker(Worker):
             self._handover.give(self.adopted)
 
     def _hand_over(self) -> None:
-        if not (self._barrier and self._together):
+        """Fellows give at a meeting; one that waits in a round for the very peer that asks gives from there."""
+        late = bool(self._handover.asked) and self.time.now() - self._asked_at > GIVE_ANYWAY_S
+        if late or not (self._barrier and self._together):
             super()._hand_over()
 
     def _waits(self, round: int) -> bool:

@@ -144,7 +144,7 @@ class Worker:
             self.replica.update()
         self.adopted = max(self.adopted, self.landed)
         self.pace.step(loss)
-        if self._waits(self.exchange.next_round):
+        if not self._barrier and self._waits(self.exchange.next_round):  # who waits for every reply knows a step's time
             self.replica.finish()
         self._book(begun, batch, loss)
         self.guard.step()
