@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from typing import Any
 
 import torch
@@ -161,6 +162,9 @@ def main() -> None:
     many = fit(tw.SparkNet(period=1), epochs=5, evaluate_every=200)
     said["many"] = many.summary
     said["left"] = len(os.listdir(spark.sparkContext._temp_dir)) - said["files"]
+    deadline = time.monotonic() + 30.0
+    while len(spark.sparkContext._jsc.sc().getRDDStorageInfo()) > 1 and time.monotonic() < deadline:
+        time.sleep(0.5)  # Spark lets go of rows when it comes to it
     said["cached"] = len(spark.sparkContext._jsc.sc().getRDDStorageInfo())
     said["broadcasts"], said["settled"] = sum(p.broadcasts for p in made), sum(p.settled for p in made)
     said["kept"] = sum(s._left > 0 for s in shared)
