@@ -35,7 +35,6 @@ def take_over(
         with torch.no_grad():
             worker.state.adopt(fragment, replica.vector, base if near is None else near, landed.reply)
         worker.meter.handled(worker.time.now() - began, fragment.size / worker.joint.size)
-        if (
-            landed.snapshot is None and near is None and worker.joint.state
-        ):  # a stateless one may have contributed the snapshot itself
+        ours = landed.snapshot is None and near is None
+        if ours and worker.joint.state:  # a stateless one may have contributed the snapshot itself
             worker.spares.give(base)
