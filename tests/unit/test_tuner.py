@@ -42,3 +42,12 @@ def test_a_link_that_changes_is_learnt_anew() -> None:
     see(found, Link(0.0, 1e7), [8e4] * 4 + [2e4] * 30)
     see(found, Link(0.0, 1e6), [2e4] * 30)
     assert found._link().bytes_per_s == pytest.approx(1e6, rel=0.05)
+
+
+def test_a_machine_that_becomes_busy_is_not_taken_for_a_slow_wire() -> None:
+    """Every round takes ten times as long, large or small: there is nothing to gain by sending less."""
+    found = tuner()
+    see(found, Link(0.002, 1e9), [8e4] * 4 + [2e4] * 30)
+    see(found, Link(0.02, 1e9), [2e4] * 30)
+    assert found._link().latency_s == pytest.approx(0.02, rel=0.1)
+    assert found._link().bytes_per_s > 1e7

@@ -11,16 +11,17 @@ from thinwire.engine.clock import REAL, Time
 from thinwire.engine.jury import Jury
 from thinwire.engine.ledger import Ledger
 from thinwire.engine.membership import Bereft, Decision, Lost, Membership, Stalled
-from thinwire.engine.outcome import Outcome, Policy, failure, nobody_came, nobody_left
+from thinwire.engine.outcome import Outcome, Policy, failure, nobody_came, nobody_left, too_few
 from thinwire.engine.ports import WHOEVER, Commit, Exit, Header, Hub, Message, Workforce
 from thinwire.engine.stopping import Verdict
 from thinwire.errors import ConfigError, LostWorkersError, TimedOutError
 
 TURN_S = 0.25
 """How often it looks around when nothing comes: each time takes a processor from somebody's step."""
-TOLD = {
-    k.kind: k for k in (events.RoundLanded, events.SettingChanged, events.Tried, events.HandedOver, events.Rejoined)
-}
+FAREWELL_S = 2.0
+"""A worker's last word may be heard after its end is seen, when the run is ending."""
+_TOLD = events.RoundLanded, events.SettingChanged, events.Tried, events.HandedOver, events.Rejoined
+TOLD = {kind.kind: kind for kind in _TOLD}
 BEFORE_A_SEAT = ("join", "fetch")
 """What a worker may say without one."""
 _log = logging.getLogger("thinwire.engine")
@@ -62,6 +63,7 @@ class Coordinator:
         self._lost_at: dict[int, float] = {}
         self._never: set[int] = set()
         self._gone: set[tuple[int, int]] = set()
+        self._parting: dict[Exit, float] = {}
         self._concluding_since: float | None = None
         self._pending_stop: str | None = None
         self._started = self._time.now()
@@ -76,8 +78,10 @@ class Coordinator:
             for worker, attempt in self._hub.broken():
                 if worker not in self._left:
                     self.membership.suspect(worker, attempt, self._time.now())
-            for gone in self._workforce.exits():
-                self._exited(gone)
+            self._parting |= dict.fromkeys(self._workforce.exits(), self._time.now())
+            for gone, since in list(self._parting.items()):
+                if self._concluding_since is None or self._time.now() - since > FAREWELL_S:
+                    self._exited(gone)
             self._act(self.membership.tick(self._time.now()))
             self._tick()
             on_turn()
@@ -263,13 +267,10 @@ class Coordinator:
             self.outcome.unreplaced += lost.worker < self._policy.workers
             alive = len(self.membership.working)
             if alive < self._policy.min_workers:
-                raise LostWorkersError(
-                    f"worker {lost.worker} was lost ({lost.reason}) and will not be replaced; {alive} of "
-                    f"{self._policy.workers} workers are left and at least {self._policy.min_workers} are needed. "
-                    f"Go on from the last checkpoint with resume; on Local, max_restarts allows for more replacements."
-                )
+                raise too_few(self._policy, lost, alive)
 
     def _exited(self, gone: Exit) -> None:
+        del self._parting[gone]
         known = (gone.worker, gone.attempt) in self._gone
         self._gone.add((gone.worker, gone.attempt))
         if known or gone.worker in self._left:

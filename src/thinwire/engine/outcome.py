@@ -7,7 +7,7 @@ from typing import Any
 
 from thinwire import events
 from thinwire.engine.deadlines import Deadlines
-from thinwire.engine.membership import Seat
+from thinwire.engine.membership import Lost, Seat
 from thinwire.engine.ports import Header
 from thinwire.engine.stopping import EarlyStopping, Target
 from thinwire.errors import DivergedError, LostWorkersError, ThinwireError, TimedOutError, WorkerError
@@ -114,3 +114,12 @@ def nobody_left(policy: Policy, here: set[int]) -> LostWorkersError:
     if policy.group_size > 1:
         lost = f"no group of {policy.group_size} is whole, of workers {sorted(here)} that are left,"
     return LostWorkersError(f"{lost} and none came back; go on from the last checkpoint with resume")
+
+
+def too_few(policy: Policy, lost: Lost, alive: int) -> LostWorkersError:
+    """Why a run ends with workers left."""
+    return LostWorkersError(
+        f"worker {lost.worker} was lost ({lost.reason}) and will not be replaced; {alive} of {policy.workers} workers "
+        f"are left and at least {policy.min_workers} are needed. Go on from the last checkpoint with resume; on "
+        "Local, max_restarts allows for more replacements."
+    )

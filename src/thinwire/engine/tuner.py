@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import deque
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from thinwire.engine.signals import Landed
@@ -27,7 +28,7 @@ class Tuner:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._explained = False
+        self._explained = self._drifted = False
         self._samples: dict[int, deque[tuple[float, float]]] = {}
         """Sizes and seconds of rounds, by the size's order of magnitude: two sizes tell latency and bandwidth apart."""
 
@@ -50,8 +51,9 @@ class Tuner:
 
     def note(self, round: int) -> dict[str, Any]:
         """What to say in a round's note: a new setting, when the strategy sees from what was measured that one fits."""
-        if not self._samples or not _looked_at(round) or self._worker.strategy.timing == "async":
+        if not self._samples or not (_looked_at(round) or self._drifted) or self._worker.strategy.timing == "async":
             return {}
+        self._drifted = False
         worker, link = self._worker, self._link()
         current = worker.joint.cuts.newest
         step_s = worker.meter.step_s or None
@@ -84,9 +86,13 @@ class Tuner:
         if len(self._samples) > 1 and len(mine) >= JUDGED:
             link = self._link()
             off = [now / max(1e-9, link.seconds(size)) for size, now in list(mine)[-JUDGED:]]
-            if min(off) > DRIFT or max(off) < 1 / DRIFT:  # what other sizes took was on another link
-                self._samples = {order: deque(list(mine)[-JUDGED:], maxlen=SAMPLES)}
-                mine = self._samples[order]
+            if min(off) > DRIFT or max(off) < 1 / DRIFT:  # other sizes will have changed by as much
+                self._drifted = True
+                newest, before = list(mine)[-JUDGED:], list(mine)[:-JUDGED]
+                factor = median(s for _, s in newest) / median(s for _, s in before) if before else median(off)
+                for other, kind in self._samples.items():
+                    self._samples[other] = deque([(size, now * factor) for size, now in kind], maxlen=SAMPLES)
+                mine = self._samples[order] = deque(newest, maxlen=SAMPLES)
         mine.append((size_bytes, seconds))
 
     def _link(self) -> Link:

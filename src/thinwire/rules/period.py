@@ -19,10 +19,16 @@ class Link(NamedTuple):
 
 ALIKE = 0.1
 """Sizes whose standard deviation is below this share of their mean count as one."""
+DOUBT = 2.0
+"""Standard errors that a slope must be above zero."""
 
 
 def fit_link(sizes_bytes: Sequence[float], seconds: Sequence[float]) -> Link:
-    """The link that explains measured rounds best, by least squares, with no part below zero.
+    """The link that explains measured rounds, by least squares, with no part below zero.
+
+    A busy machine makes rounds longer at random, whatever their size. A slope that is less than twice its standard
+    error may be chance, and is not held against the wire: bytes would be saved at the model's cost, and rounds would
+    take as long as before.
 
     >>> fit_link([1e6, 3e6], [0.5, 1.0])
     Link(latency_s=0.25, bytes_per_s=4000000.0)
@@ -30,6 +36,8 @@ def fit_link(sizes_bytes: Sequence[float], seconds: Sequence[float]) -> Link:
     Link(latency_s=0.0, bytes_per_s=1000000.0)
     >>> fit_link([1e6, 3e6], [1.0, 1.0]).latency_s
     1.0
+    >>> fit_link([1e6, 1e6, 3e6, 3e6], [1.0, 1.0, 1.0, 9.0]).bytes_per_s
+    inf
 
     With one size only, or nearly so, the two parts cannot be told apart, and all of it counts as the price of bytes.
 
@@ -40,8 +48,12 @@ def fit_link(sizes_bytes: Sequence[float], seconds: Sequence[float]) -> Link:
     mean_size, mean_s = sum(sizes_bytes) / count, sum(seconds) / count
     spread = sum((b - mean_size) ** 2 for b in sizes_bytes)
     shared = sum((b - mean_size) * (s - mean_s) for b, s in zip(sizes_bytes, seconds, strict=True))
-    most = mean_s / mean_size
-    slope = most if spread <= ALIKE**2 * count * mean_size**2 else min(most, max(shared / spread, 0.0))
+    most = slope = mean_s / mean_size
+    if spread > ALIKE**2 * count * mean_size**2:
+        best = shared / spread
+        left = sum((s - mean_s - best * (b - mean_size)) ** 2 for b, s in zip(sizes_bytes, seconds, strict=True))
+        error = math.sqrt(left / (count - 2) / spread) if count > 2 else 0.0
+        slope = min(most, best) if best > DOUBT * error else 0.0
     return Link(mean_s - slope * mean_size, 1.0 / slope if slope else math.inf)
 
 

@@ -99,7 +99,8 @@ class Relay(Strategy):
         elif not count:
             most = max(1, min(64, measured.size // 4096))
             wire = relay.num_fragments(ratio, bits, latency=latency, most=most)
-            count = max(wire, relay.fragments_in_passing(measured.handling_s or 0.0, measured.step_s or 1.0, most=most))
+            round_s = (measured.step_s or 1.0) * max(1.0, latency)
+            count = max(wire, relay.fragments_in_passing(measured.handling_s or 0.0, round_s, most=most))
             if current and count <= current.fragments <= count * 2 and codec == current.codec:
                 count = current.fragments
         decay = relay.choose_momentum(ratio, measured.workers) if self.momentum == "auto" else self.momentum

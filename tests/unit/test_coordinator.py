@@ -1,0 +1,86 @@
+"""The coordinator's own loop, with messages and ends of processes in an order that a busy machine brings about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from thinwire import events
+from thinwire.engine.coordinator import FAREWELL_S, Coordinator
+from thinwire.engine.deadlines import Deadlines
+from thinwire.engine.outcome import Policy
+from thinwire.engine.ports import Exit, Message
+
+
+class Script:
+    """Hub, workforce and clock in one: worker 0 answers as it should, and its process is seen to end before its bye."""
+
+    revives = False
+    refused = 0
+
+    def __init__(self, farewell_s: float | None) -> None:
+        self.moment, self.farewell_s = 0.0, farewell_s
+        self.ended_at: float | None = None
+        self.inbox = [self._said("join", address="here", host="here", pid=1, rows=8, digest="d")]
+        self.replaced: list[int] = []
+
+    def _said(self, kind: str, **fields: Any) -> Message:
+        return Message(0, {"t": kind, "a": 0, **fields}, None)
+
+    def now(self) -> float:
+        return self.moment
+
+    def receive(self, timeout_s: float) -> list[Message]:
+        self.moment += 0.1
+        assert self.moment < 60.0, "the run does not end"
+        if self.ended_at is not None and self.farewell_s is not None and self.moment >= self.ended_at + self.farewell_s:
+            self.inbox.append(self._said("bye"))
+        elif self.ended_at is None:
+            self.inbox.append(self._said("beat", landed=0, progress={"rows": 8, "steps": 1, "busy": 1.0}))
+        found, self.inbox = self.inbox, []
+        return found
+
+    def send(self, worker: int, attempt: int, header: dict[str, Any], payload: memoryview | None = None) -> None:
+        kind = header["t"]
+        if kind == "prepare":
+            state = {"landed": 0, "digest": "d", "fresh": True, "since": 0}
+            self.inbox.append(self._said("prepared", g=header["g"], **state))
+        elif kind == "commit":
+            self.inbox.append(self._said("finished"))
+        elif kind == "conclude":
+            self.ended_at = self.moment
+
+    def broken(self) -> list[tuple[int, int]]:
+        return []
+
+    def exits(self) -> list[Exit]:
+        if self.ended_at is None or self.replaced:
+            return []
+        return [Exit(0, 0, "its process ended with exit code 0")]
+
+    def replace(self, worker: int, attempt: int) -> bool:
+        self.replaced.append(worker)
+        return False
+
+
+def run(script: Any) -> tuple[Any, list[events.Event]]:
+    log: list[events.Event] = []
+    policy = Policy(1, deadlines=Deadlines(settle_s=0.0), min_workers=0)
+    coordinator = Coordinator(script, script, policy, emit=log.append, time=script)
+    return coordinator.run(), log
+
+
+def test_a_worker_whose_end_is_seen_before_its_farewell_is_heard_was_not_lost() -> None:
+    script = Script(farewell_s=FAREWELL_S / 2)
+    outcome, log = run(script)
+    assert outcome.workers_lost == 0
+    assert not script.replaced
+    assert not any(isinstance(event, events.WorkerLost) for event in log)
+
+
+def test_a_worker_that_ends_without_a_farewell_was() -> None:
+    script = Script(farewell_s=None)
+    with pytest.raises(Exception, match="all workers were lost"):
+        run(script)
+    assert script.replaced == [0]
