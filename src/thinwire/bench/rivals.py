@@ -13,8 +13,10 @@ import sys
 import time
 from typing import Any
 
+import pyarrow as pa
+
 import thinwire as tw
-from thinwire.bench.race import Race, rows, train_torch
+from thinwire.bench.race import Race, train_torch
 from thinwire.cluster.sessions import start_session
 from thinwire.rules.period import balanced_period
 
@@ -71,9 +73,9 @@ def _in_torchrun(race: dict[str, Any], kind: str) -> dict[str, Any]:
 
 def _thinwire(spark: Any, method: str, race: Race, workers: int) -> dict[str, Any]:
     frames = []
-    for x, y in rows(race.seed):
-        pairs = list(zip(x.tolist(), y.tolist(), strict=True))
-        frames.append(spark.createDataFrame(pairs, "pixels array<float>, label int"))
+    for x, y in race.load():
+        pixels = pa.FixedSizeListArray.from_arrays(pa.array(x.numpy().ravel()), race.inputs)
+        frames.append(spark.createDataFrame(pa.table({"pixels": pixels, "label": y.numpy()})))
     result = tw.fit(
         race.model,
         frames[0],

@@ -7,6 +7,8 @@ import math
 ROOM = 0.95
 """Share of a step that one fragment's exchange may take."""
 SCALE_BITS = 32 / 256
+SELDOM = 8
+"""Fragments in rotation from which replicas drift apart between two averages of one."""
 WAITING = 0.03
 """Share of a step that is not worth a stale joint model."""
 
@@ -83,10 +85,13 @@ def worth_waiting(ratio: float, latency: float, *, waits: bool = False) -> bool:
     return ratio + latency <= (2 if waits else 1) * WAITING
 
 
-def choose_momentum(ratio: float, workers: int) -> float:
-    """Outer momentum: mild, and milder where rounds are fresh or workers few.
+def choose_momentum(fragments: int, workers: int) -> float:
+    """Outer momentum: none where a fragment is averaged every few steps, a mild one where it waits for longer.
 
-    >>> choose_momentum(64, 8), choose_momentum(16, 8), choose_momentum(64, 2)
-    (0.5, 0.3, 0.3)
+    Fresh averages follow synchronous SGD by themselves. Momentum moves the joint model 1/(1 − μ) times as far as the
+    replicas went, which at the learning rate that synchronous SGD was tuned for is too far.
+
+    >>> choose_momentum(2, 8), choose_momentum(8, 8), choose_momentum(8, 2)
+    (0.0, 0.3, 0.0)
     """
-    return 0.3 if ratio <= 16 or workers <= 2 else 0.5
+    return 0.3 if fragments >= SELDOM and workers > 2 else 0.0

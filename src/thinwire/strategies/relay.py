@@ -103,7 +103,7 @@ class Relay(Strategy):
             count = max(wire, relay.fragments_in_passing(measured.handling_s or 0.0, round_s, most=most))
             if current and count <= current.fragments <= count * 2 and codec == current.codec:
                 count = current.fragments
-        decay = relay.choose_momentum(ratio, measured.workers) if self.momentum == "auto" else self.momentum
+        decay = relay.choose_momentum(count, measured.workers) if self.momentum == "auto" else self.momentum
         return Setting(fragments=count, codec=codec, momentum=decay)
 
     def due(self, progress: Progress) -> bool:
@@ -116,7 +116,7 @@ class Relay(Strategy):
         return float(share.rows)
 
     def merge(self, joint: Any, mean: Tensor, cycle: int, setting: Setting) -> tuple[Tensor, RelayJoint]:
-        decay = setting.momentum if setting.momentum is not None else 0.3
+        decay = setting.momentum if setting.momentum is not None else 0.0
         model, momentum = outer.nesterov(joint.model, joint.momentum, mean, lr=self.lr, decay=decay)
         return model, RelayJoint(model, momentum)
 
