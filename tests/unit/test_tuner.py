@@ -13,12 +13,20 @@ from thinwire.rules.period import Link
 
 def tuner() -> Tuner:
     worker: Any = SimpleNamespace(lead=False)
-    return Tuner(worker)
+    fresh = Tuner(worker)
+    fresh.see(SimpleNamespace(size_bytes=8e4, seconds=60.0, round=0))  # type: ignore[arg-type]
+    return fresh
 
 
 def see(tuner: Tuner, link: Link, sizes: list[float]) -> None:
     for size in sizes:
-        tuner.see(SimpleNamespace(size_bytes=size, seconds=link.seconds(size), round=0))  # type: ignore[arg-type]
+        tuner.see(SimpleNamespace(size_bytes=size, seconds=link.seconds(size), round=1))  # type: ignore[arg-type]
+
+
+def test_the_first_round_waits_for_whoever_starts_last_and_is_no_measure() -> None:
+    found = tuner()
+    see(found, Link(0.01, 1e6), [8e4, 2e4, 2e4])
+    assert found._link().latency_s == pytest.approx(0.01)
 
 
 def test_many_rounds_of_one_size_do_not_make_it_forget_what_another_size_took() -> None:

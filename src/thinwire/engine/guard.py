@@ -132,7 +132,9 @@ class Guard:
         said = ""
         if alone is not None and alone.worse:
             said = f"{alone.joint:.4g} against {alone.own:.4g} of one worker alone"
-        elif found[best].worse:
+        elif (
+            found[best].worse and len(heard[best]["losses"]) >= FEWEST_BATCHES
+        ):  # the best of many, by a few rows, is luck
             said = f"{found[best].joint:.4g} against {found[best].own:.4g} of worker {best}'s replica"
         elif everyone.worse:
             said = f"{everyone.joint:.4g} against {everyone.own:.4g} of the replicas"

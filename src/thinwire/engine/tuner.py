@@ -29,12 +29,15 @@ class Tuner:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._explained = self._drifted = False
+        self._first = -1
         self._samples: dict[int, deque[tuple[float, float]]] = {}
         """Sizes and seconds of rounds, by the size's order of magnitude: two sizes tell latency and bandwidth apart."""
 
     def see(self, landed: Landed) -> None:
-        """Notes a round's size and duration; the first worker logs some."""
-        if landed.size_bytes:
+        """Notes a round's size and duration, but the first's, which waits for whoever starts last; logs some."""
+        if self._first < 0:
+            self._first = landed.round
+        if landed.size_bytes and landed.round > self._first:
             self._remember(landed.size_bytes, landed.seconds)
         if self._worker.lead and _looked_at(landed.round):
             setting = self._worker.joint.cuts.at(landed.round).setting

@@ -13,7 +13,7 @@ from thinwire.strategies.checks import at_least, one_of, within
 
 PROBES = (8, 4)
 """Fragment counts of the first rounds: two sizes, so that latency and bandwidth can be told apart."""
-PROBE_ROUNDS = 4
+PROBE_ROUNDS = 6
 CODECS = {32: "float32", 16: "bfloat16", 8: "int8", 4: "int4", 2: "int2"}
 """By the bits of a value."""
 
