@@ -12,6 +12,8 @@ from thinwire.engine.deadlines import Deadlines
 from thinwire.engine.outcome import Policy
 from thinwire.engine.ports import Exit, Message
 
+PROGRESS = {"rows": 8, "steps": 1, "busy": 1.0, "gap_s": 0.0, "position": [1, 0]}
+
 
 class Script:
     """Hub, workforce and clock in one: worker 0 answers as it should, and its process is seen to end before its bye."""
@@ -24,6 +26,8 @@ class Script:
         self.ended_at: float | None = None
         self.inbox = [self._said("join", address="here", host="here", pid=1, rows=8, digest="d")]
         self.replaced: list[int] = []
+        self.saves: list[str] = []
+        self.later: list[Message] = []
 
     def _said(self, kind: str, **fields: Any) -> Message:
         return Message(0, {"t": kind, "a": 0, **fields}, None)
@@ -37,8 +41,9 @@ class Script:
         if self.ended_at is not None and self.farewell_s is not None and self.moment >= self.ended_at + self.farewell_s:
             self.inbox.append(self._said("bye"))
         elif self.ended_at is None:
-            self.inbox.append(self._said("beat", landed=0, progress={"rows": 8, "steps": 1, "busy": 1.0}))
-        found, self.inbox = self.inbox, []
+            self.inbox.append(self._said("beat", landed=0, bytes=0, progress=PROGRESS))
+        found, self.inbox = self.inbox[:1], self.inbox[1:] + self.later  # one at a time
+        self.later = []
         return found
 
     def send(self, worker: int, attempt: int, header: dict[str, Any], payload: memoryview | None = None) -> None:
@@ -47,7 +52,8 @@ class Script:
             state = {"landed": 0, "digest": "d", "fresh": True, "since": 0}
             self.inbox.append(self._said("prepared", g=header["g"], **state))
         elif kind == "commit":
-            self.inbox.append(self._said("finished"))
+            self.inbox += [self._said("saved", name=name, steps=8, parts=[{"name": "joint"}]) for name in self.saves]
+            self.later = [self._said("finished")]
         elif kind == "conclude":
             self.ended_at = self.moment
 
@@ -64,10 +70,10 @@ class Script:
         return False
 
 
-def run(script: Any) -> tuple[Any, list[events.Event]]:
+def run(script: Any, **more: Any) -> tuple[Any, list[events.Event]]:
     log: list[events.Event] = []
     policy = Policy(1, deadlines=Deadlines(settle_s=0.0), min_workers=0)
-    coordinator = Coordinator(script, script, policy, emit=log.append, time=script)
+    coordinator = Coordinator(script, script, policy, emit=log.append, time=script, **more)
     return coordinator.run(), log
 
 
@@ -84,3 +90,13 @@ def test_a_worker_that_ends_without_a_farewell_was() -> None:
     with pytest.raises(Exception, match="all workers were lost"):
         run(script)
     assert script.replaced == [0]
+
+
+def test_a_checkpoint_whose_reports_come_after_a_newer_one_was_committed_is_given_up() -> None:
+    """Pruning has cleared away its parts by then."""
+    script = Script(farewell_s=0.0)
+    script.saves = ["000001-step-4", "000003-step-12", "000002-step-8"]
+    committed: list[str] = []
+    outcome, _ = run(script, commit=lambda name, step, parts, meta: committed.append(name) or 1)
+    assert committed == ["000001-step-4", "000003-step-12"]
+    assert outcome.checkpoint == "000003-step-12"

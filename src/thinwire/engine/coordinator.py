@@ -285,8 +285,8 @@ class Coordinator:
     def _tick(self) -> None:
         now = self._time.now()
         self._judge()
-        for name in sorted(set(self._saves) - self._saved):
-            self._try_commit(name)
+        for name in sorted(n for n in set(self._saves) - self._saved if n > (self.outcome.checkpoint or "")):
+            self._try_commit(name)  # where a newer one was complete before, this one has been cleared away
         if self._concluding_since is None:
             stopping = self.outcome.stopped_early or self._pending_stop is not None
             done = {worker for worker in self._finished if worker < self._policy.workers}
