@@ -136,7 +136,8 @@ def draw(source: str, folder: str) -> None:
     heat.imshow(gains, cmap="viridis", aspect="auto", origin="lower")
     for row, _ in enumerate(WORKERS):
         for column, _ in enumerate(PERIODS):
-            heat.text(column, row, f"{gains[row][column]:.1f}", ha="center", va="center", color="white", fontsize=9)
+            text = f"{gains[row][column]:.1f}" if gains[row][column] else "–"
+            heat.text(column, row, text, ha="center", va="center", color="white", fontsize=9)
     heat.set_xticks(range(len(PERIODS)), [str(t) for t in PERIODS])
     heat.set_yticks(range(len(WORKERS)), [str(k) for k in WORKERS])
     heat.set(xlabel="τ", ylabel="workers", title="SparkNet Fig. 3: gain, free communication")
@@ -173,7 +174,7 @@ def draw(source: str, folder: str) -> None:
             times = [p[0][1] for p in points]
             mean = [sum(100 * (1 - one[2]) for one in p) / len(p) for p in points]
             axes.plot(times, mean, color=colour, label=names[kind])
-        axes.set(yscale="log", xlabel="seconds", ylabel="validation error, % (mean of 3 seeds)", title=title)
+        axes.set(xlabel="seconds", ylabel="validation error, % (mean of 3 seeds)", title=title)
         axes.legend(fontsize=8)
     seconds = alone * STEP_S
     for number, (name, colour) in enumerate(
