@@ -104,7 +104,7 @@ def fit(frame: Any, strategy: tw.Strategy, killer: Killer, **changes: Any) -> tw
 
 def assert_survived(killer: Killer, result: tw.Result, lost: int) -> None:
     assert result.summary["workers_lost"] == lost
-    assert max(row["val_accuracy"] for row in result.history) >= 0.95
+    assert max(row["val_accuracy"] for row in result.history) >= 0.9
     rejoined = killer.of(events.Rejoined)
     given = {(e.peer, e.landed): e.digest for e in killer.of(events.HandedOver)}
     assert len(rejoined) >= lost
