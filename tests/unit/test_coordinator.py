@@ -11,6 +11,7 @@ from thinwire.engine.coordinator import FAREWELL_S, Coordinator
 from thinwire.engine.deadlines import Deadlines
 from thinwire.engine.outcome import Policy
 from thinwire.engine.ports import Exit, Message
+from thinwire.errors import LostWorkersError
 
 PROGRESS = {"rows": 8, "steps": 1, "busy": 1.0, "gap_s": 0.0, "position": [1, 0]}
 
@@ -26,6 +27,7 @@ class Script:
         self.ended_at: float | None = None
         self.inbox = [self._said("join", address="here", host="here", pid=1, rows=8, digest="d")]
         self.replaced: list[int] = []
+        self.seen = False
         self.saves: list[str] = []
         self.later: list[Message] = []
 
@@ -61,8 +63,9 @@ class Script:
         return []
 
     def exits(self) -> list[Exit]:
-        if self.ended_at is None or self.replaced:
+        if self.ended_at is None or self.seen:
             return []
+        self.seen = True
         return [Exit(0, 0, "its process ended with exit code 0")]
 
     def replace(self, worker: int, attempt: int) -> bool:
@@ -70,16 +73,16 @@ class Script:
         return False
 
 
-def run(script: Any, **more: Any) -> tuple[Any, list[events.Event]]:
-    log: list[events.Event] = []
+def run(script: Any, log: list[events.Event], **more: Any) -> Any:
     policy = Policy(1, deadlines=Deadlines(settle_s=0.0), min_workers=0)
     coordinator = Coordinator(script, script, policy, emit=log.append, time=script, **more)
-    return coordinator.run(), log
+    return coordinator.run()
 
 
 def test_a_worker_whose_end_is_seen_before_its_farewell_is_heard_was_not_lost() -> None:
     script = Script(farewell_s=FAREWELL_S / 2)
-    outcome, log = run(script)
+    log: list[events.Event] = []
+    outcome = run(script, log)
     assert outcome.workers_lost == 0
     assert not script.replaced
     assert not any(isinstance(event, events.WorkerLost) for event in log)
@@ -87,16 +90,21 @@ def test_a_worker_whose_end_is_seen_before_its_farewell_is_heard_was_not_lost() 
 
 def test_a_worker_that_ends_without_a_farewell_was() -> None:
     script = Script(farewell_s=None)
-    with pytest.raises(Exception, match="all workers were lost"):
-        run(script)
+    log: list[events.Event] = []
+    with pytest.raises(LostWorkersError):
+        run(script, log)
     assert script.replaced == [0]
+    (lost,) = [event for event in log if isinstance(event, events.WorkerLost)]
+    assert "exit code 0" in lost.reason
+    assert script.ended_at is not None
+    assert FAREWELL_S < script.moment - script.ended_at < FAREWELL_S + 1.0
 
 
 def test_a_checkpoint_whose_reports_come_after_a_newer_one_was_committed_is_given_up() -> None:
     """Pruning has cleared away its parts by then."""
     script = Script(farewell_s=0.0)
-    script.saves = ["000001-step-4", "000003-step-12", "000002-step-8"]
+    script.saves = ["000001-step-4", "000003-step-96", "000003-step-104", "000002-step-8"]
     committed: list[str] = []
-    outcome, _ = run(script, commit=lambda name, step, parts, meta: committed.append(name) or 1)
-    assert committed == ["000001-step-4", "000003-step-12"]
-    assert outcome.checkpoint == "000003-step-12"
+    outcome = run(script, [], commit=lambda name, step, parts, meta: committed.append(name) or 1)
+    assert committed == ["000001-step-4", "000003-step-96", "000003-step-104"]
+    assert outcome.checkpoint == "000003-step-104"

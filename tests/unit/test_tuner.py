@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,6 +51,33 @@ def test_a_link_that_changes_is_learnt_anew() -> None:
     see(found, Link(0.0, 1e7), [8e4] * 4 + [2e4] * 30)
     see(found, Link(0.0, 1e6), [2e4] * 30)
     assert found._link().bytes_per_s == pytest.approx(1e6, rel=0.05)
+
+
+@pytest.mark.parametrize("late", range(5))
+def test_one_round_that_met_with_something_else_says_nothing_of_the_wire(late: int) -> None:
+    found, link = tuner(), Link(0.0, 1e6)
+    for number, size in enumerate([2e4] * 2 + [4e4] * 3):
+        see(found, Link(1.0, 1e6) if number == late else link, [size])
+    see(found, link, [16e4] * 6)
+    assert found._link().bytes_per_s == pytest.approx(1e6, rel=0.3)
+
+
+def test_rounds_that_last_by_chance_say_nothing_of_the_wire() -> None:
+    chance, limited = random.Random(0), 0
+    for _ in range(200):
+        found = tuner()
+        for size in [2e3] * 2 + [4e3] * 3 + [1e3] * 20:
+            see(found, Link(chance.uniform(0.002, 0.02), 1e9), [size])
+        limited += found._link().bytes_per_s < 1e7
+    assert limited < 20
+
+
+def test_a_new_generation_s_first_round_is_no_measure_either() -> None:
+    found = tuner()
+    see(found, Link(0.01, 1e6), [8e4, 2e4, 2e4])
+    found.first = -1
+    see(found, Link(30.0, 1e6), [2e4])
+    assert found._link().latency_s == pytest.approx(0.01)
 
 
 def test_a_machine_that_becomes_busy_is_not_taken_for_a_slow_wire() -> None:

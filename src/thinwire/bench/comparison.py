@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import subprocess
 import sys
@@ -135,21 +136,22 @@ def judge(each: Race, found: dict[str, dict[str, Any]]) -> list[Row]:
     part = f"ratio {each.ratio:g} at {each.rate}"
     rows = []
     for method, run in sorted(found.items(), key=lambda item: to_target(each, item[1])[0]):
-        seconds, steps, reached = to_target(each, run)
-        detail = f"{steps} steps" if reached else f"not in {steps} steps"
-        detail += f", {busy(each, run):.0%} stepping, loss {last_loss(run):.4f} after {each.steps}"
-        rows.append(Row(part, method, seconds, detail=detail, unit="s" if reached else "s at least"))
+        seconds, steps, there = to_target(each, run)
+        detail = f"{steps} steps" if there else f"not in {steps} steps"
+        detail += f", {busy(each, run):.0%} stepping, loss {last_loss(run):.4f} after {run['steps']}"
+        rows.append(Row(part, method, seconds, detail=detail, unit="s" if there else "s at least"))
     if not {"relay", "ddp"} <= set(found):
         return rows
     relay = found["relay"]
-    mine = to_target(each, relay)[0]
+    mine = reached(each, relay)
     part += ", relay"
     if "one machine" in found:
         kept = busy(each, relay) / busy(each, found["one machine"])
         rows.append(Row(part, "steps in the same time as one machine, which exchanges nothing", kept))
     rows.append(Row(part, "share of the time spent stepping", busy(each, relay), 0.97))
     if each.ratio < 10:
-        rows.append(Row(part, "time against ddp", mine / to_target(each, found["ddp"])[0], 1.03, at_most=True))
+        ddp = reached(each, found["ddp"])
+        rows.append(Row(part, "time against ddp", mine / ddp if ddp < math.inf else math.inf, 1.03, at_most=True))
     else:
         wanted = {"ddp": 5.0, "sparknet": 2.0, "mpca": 1.5, "easgd": 1.5, "ddp powersgd": 1.0}
         for method, target in wanted.items():
@@ -158,8 +160,8 @@ def judge(each: Race, found: dict[str, dict[str, Any]]) -> list[Row]:
     apart = last_loss(relay) / last_loss(found["ddp"]) - 1
     rows.append(Row(part, "loss after equal rows, above ddp's by", apart, 0.01, at_most=True))
     if "auto" in found:
-        best = min(to_target(each, found[m])[0] for m in FIXED if m in found)
-        chosen = to_target(each, found["auto"])[0] / best
+        best = min(reached(each, found[m]) for m in FIXED if m in found)
+        chosen = reached(each, found["auto"]) / best if best < math.inf else math.inf
         rows.append(Row(f"ratio {each.ratio:g} at {each.rate}, auto", "against the best", chosen, 1.1, at_most=True))
     return rows
 
@@ -172,9 +174,16 @@ def to_target(each: Race, run: dict[str, Any]) -> tuple[float, int, bool]:
     return float(run["seconds"]), int(run["steps"]), False
 
 
+def reached(each: Race, run: dict[str, Any]) -> float:
+    """Seconds until the target, without end where it was not reached."""
+    seconds, _, there = to_target(each, run)
+    return seconds if there else math.inf
+
+
 def last_loss(run: dict[str, Any]) -> float:
-    """The mean of the last five evaluations."""
-    last = [float(row["val_loss"]) for row in run["history"][-5:]]
+    """The mean over the last fifty steps' evaluations."""
+    rows = [row for row in run["history"] if row["val_loss"] is not None]
+    last = [float(row["val_loss"]) for row in rows if row["steps"] > rows[-1]["steps"] - 50]
     return sum(last) / len(last)
 
 

@@ -7,18 +7,19 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from thinwire import events
+from thinwire.engine import endings
 from thinwire.engine.clock import REAL, Time
 from thinwire.engine.jury import Jury
 from thinwire.engine.ledger import Ledger
 from thinwire.engine.membership import Bereft, Decision, Lost, Membership, Stalled
-from thinwire.engine.outcome import Outcome, Policy, failure, nobody_came, nobody_left, too_few
+from thinwire.engine.outcome import Outcome, Policy, order_of
 from thinwire.engine.ports import WHOEVER, Commit, Exit, Header, Hub, Message, Workforce
 from thinwire.engine.stopping import Verdict
-from thinwire.errors import ConfigError, LostWorkersError, TimedOutError
+from thinwire.errors import ConfigError
 
 TURN_S = 0.25
 """How often it looks around when nothing comes: each time takes a processor from somebody's step."""
-FAREWELL_S = 2.0
+FAREWELL_S = 0.8
 """A worker's last word may be heard after its end is seen, when the run is ending."""
 _TOLD = events.RoundLanded, events.SettingChanged, events.Tried, events.HandedOver, events.Rejoined
 TOLD = {kind.kind: kind for kind in _TOLD}
@@ -73,12 +74,13 @@ class Coordinator:
     def run(self, on_turn: Callable[[], None] = lambda: None) -> Outcome:
         """Serves until the run has ended; raises what ended it early."""
         while not self._over():
+            ended = self._workforce.exits()  # before its last words are read, not after
             for message in self._hub.receive(0.02 if self.membership.changing else TURN_S):
                 self._handle(message)
             for worker, attempt in self._hub.broken():
                 if worker not in self._left:
                     self.membership.suspect(worker, attempt, self._time.now())
-            self._parting |= dict.fromkeys(self._workforce.exits(), self._time.now())
+            self._parting = dict.fromkeys(ended, self._time.now()) | self._parting
             for gone, since in list(self._parting.items()):
                 if self._concluding_since is None or self._time.now() - since > FAREWELL_S:
                     self._exited(gone)
@@ -183,7 +185,7 @@ class Coordinator:
             self._emit(self.outcome.heed(kind(**header["fields"])))
 
     def _on_failed(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
-        event, error = failure(self.membership.seats[worker], header, self.outcome)
+        event, error = endings.failure(self.membership.seats[worker], header, self.outcome)
         self._emit(event)
         raise error
 
@@ -220,10 +222,7 @@ class Coordinator:
                 self.ledger.stalled(decision, {w: seat.host for w, seat in self.membership.seats.items()})
                 continue
             if isinstance(decision, Bereft):
-                raise LostWorkersError(
-                    "all workers that held the joint model were lost before their replacements had taken it over; "
-                    "go on from the last checkpoint with resume"
-                )
+                raise endings.bereft()
             self._hub.send(decision.worker, decision.attempt, decision.header)
             if decision.header["t"] == "commit":
                 committed = decision.header
@@ -267,7 +266,7 @@ class Coordinator:
             self.outcome.unreplaced += lost.worker < self._policy.workers
             alive = len(self.membership.working)
             if alive < self._policy.min_workers:
-                raise too_few(self._policy, lost, alive)
+                raise endings.too_few(self._policy, lost, alive)
 
     def _exited(self, gone: Exit) -> None:
         del self._parting[gone]
@@ -285,8 +284,9 @@ class Coordinator:
     def _tick(self) -> None:
         now = self._time.now()
         self._judge()
-        for name in sorted(n for n in set(self._saves) - self._saved if n > (self.outcome.checkpoint or "")):
-            self._try_commit(name)  # where a newer one was complete before, this one has been cleared away
+        for name in sorted(set(self._saves) - self._saved, key=order_of):
+            if order_of(name) > order_of(self.outcome.checkpoint or ""):  # else a newer one's commit cleared it away
+                self._try_commit(name)
         if self._concluding_since is None:
             stopping = self.outcome.stopped_early or self._pending_stop is not None
             done = {worker for worker in self._finished if worker < self._policy.workers}
@@ -301,20 +301,18 @@ class Coordinator:
                 self._broadcast({"t": "conclude"})
         elif now - self._concluding_since > self._policy.deadlines.conclude_s:
             slow = sorted(set(self.membership.seats) - self._left)
-            raise TimedOutError(
-                f"workers {slow} did not end within {self._policy.deadlines.conclude_s:.0f} s of the last step; "
-                "look at their logs"
-            )
+            raise endings.too_slow(self._policy, slow)
         if not self.membership.working and not self.membership.formed:
             if now - self._started > self._policy.deadlines.start_s:
-                raise nobody_came(self._policy)
+                raise endings.nobody_came(self._policy)
         elif (not self.membership.working or self.membership.waits) and not self._awaited(now) and not self._left:
-            raise nobody_left(self._policy, self.membership.present)
+            raise endings.nobody_left(self._policy, self.membership.present)
 
     def _dismiss(self, workers: set[int]) -> None:
         """The run ends without these, whose group is not whole."""
         for worker in workers:
             seat = self.membership.seats.pop(worker)
+            self._gone.add((worker, seat.attempt))
             self._hub.send(worker, seat.attempt, {"t": "leave", "why": "the run is ending", "done": True})
 
     def _missed(self) -> set[int]:

@@ -126,15 +126,14 @@ class Guard:
         found = {w: Compared.of(f["losses"]) for w, f in heard.items() if f["losses"] and not f["alone"]}
         if not found:
             return
-        best = min(found, key=lambda w: found[w].own / max(1e-12, found[w].joint))
+        many = [w for w in found if len(heard[w]["losses"]) >= FEWEST_BATCHES]  # the best of many by a few rows is luck
+        best = min(many or found, key=lambda w: found[w].own / max(1e-12, found[w].joint))
         everyone = Compared.of([pair for f in heard.values() if not f["alone"] for pair in f["losses"]])
         alone = next((Compared.of(f["losses"]) for f in heard.values() if f["losses"] and f["alone"]), None)
         said = ""
         if alone is not None and alone.worse:
             said = f"{alone.joint:.4g} against {alone.own:.4g} of one worker alone"
-        elif (
-            found[best].worse and len(heard[best]["losses"]) >= FEWEST_BATCHES
-        ):  # the best of many, by a few rows, is luck
+        elif many and found[best].worse:
             said = f"{found[best].joint:.4g} against {found[best].own:.4g} of worker {best}'s replica"
         elif everyone.worse:
             said = f"{everyone.joint:.4g} against {everyone.own:.4g} of the replicas"

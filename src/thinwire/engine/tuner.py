@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import deque
-from statistics import median
+from statistics import median, median_low
 from typing import TYPE_CHECKING, Any
 
 from thinwire.engine.signals import Landed
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 SAMPLES = 24
 """Newest rounds of about one size that are remembered."""
 DRIFT, JUDGED = 2.0, 6
-"""So many rounds in a row that took so many times longer, or shorter, than expected: it is another link now."""
+"""So many rounds in a row that took so many times longer, or shorter, than before: it is another link now."""
+UNUSUAL = 2.0
 EVERY_ROUND_UNTIL, THEN_EVERY = 32, 16
 """Rounds looked at one by one while the run is young, and how often later."""
 
@@ -29,15 +30,16 @@ class Tuner:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._explained = self._drifted = False
-        self._first = -1
+        self.first = -1
+        """The round that waits for whoever starts last: no measure of the link. Negative until one has landed."""
         self._samples: dict[int, deque[tuple[float, float]]] = {}
         """Sizes and seconds of rounds, by the size's order of magnitude: two sizes tell latency and bandwidth apart."""
 
     def see(self, landed: Landed) -> None:
-        """Notes a round's size and duration, but the first's, which waits for whoever starts last; logs some."""
-        if self._first < 0:
-            self._first = landed.round
-        if landed.size_bytes and landed.round > self._first:
+        """Notes a round's size and duration; the first worker logs some."""
+        if self.first < 0:
+            self.first = landed.round
+        if landed.size_bytes and landed.round > self.first:
             self._remember(landed.size_bytes, landed.seconds)
         if self._worker.lead and _looked_at(landed.round):
             setting = self._worker.joint.cuts.at(landed.round).setting
@@ -86,21 +88,24 @@ class Tuner:
     def _remember(self, size_bytes: float, seconds: float) -> None:
         order = round(math.log2(size_bytes))
         mine = self._samples.setdefault(order, deque(maxlen=SAMPLES))
-        if len(self._samples) > 1 and len(mine) >= JUDGED:
-            link = self._link()
-            off = [now / max(1e-9, link.seconds(size)) for size, now in list(mine)[-JUDGED:]]
+        newest, before = list(mine)[-JUDGED:], list(mine)[:-JUDGED]
+        if len(before) >= JUDGED:
+            usual = median(took for _, took in before)
+            off = [took / max(1e-9, usual) for _, took in newest]
             if min(off) > DRIFT or max(off) < 1 / DRIFT:  # other sizes will have changed by as much
-                self._drifted = True
-                newest, before = list(mine)[-JUDGED:], list(mine)[:-JUDGED]
-                factor = median(s for _, s in newest) / median(s for _, s in before) if before else median(off)
+                self._drifted, factor = True, median(off)
                 for other, kind in self._samples.items():
-                    self._samples[other] = deque([(size, now * factor) for size, now in kind], maxlen=SAMPLES)
+                    self._samples[other] = deque([(size, took * factor) for size, took in kind], maxlen=SAMPLES)
                 mine = self._samples[order] = deque(newest, maxlen=SAMPLES)
         mine.append((size_bytes, seconds))
 
     def _link(self) -> Link:
-        samples = [sample for kind in self._samples.values() for sample in kind]
-        return fit_link([size for size, _ in samples], [seconds for _, seconds in samples])
+        """A round that took much longer than most of its size met with something else: it counts as twice the usual."""
+        samples = []
+        for kind in self._samples.values():
+            most = UNUSUAL * median_low(took for _, took in kind)
+            samples += [(size, min(took, most)) for size, took in kind]
+        return fit_link([size for size, _ in samples], [took for _, took in samples])
 
 
 def _looked_at(round: int) -> bool:

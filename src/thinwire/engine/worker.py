@@ -307,6 +307,7 @@ class Worker:
     def _form(self, formed: signals.Formed) -> None:
         was_alone = self.alone and bool(self.members)
         self.members, self.lead, self.generation = formed.members, formed.lead, formed.generation
+        self._tuner.first = -1
         if self.alone:
             self.guard.leave()
         self._needs_state, self.total_rows = formed.needs_state, formed.total_rows

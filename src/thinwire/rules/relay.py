@@ -8,7 +8,7 @@ ROOM = 0.95
 """Share of a step that one fragment's exchange may take."""
 SCALE_BITS = 32 / 256
 SELDOM = 8
-"""Fragments in rotation from which replicas drift apart between two averages of one."""
+"""Steps between two averages of a fragment from which replicas drift apart."""
 WAITING = 0.03
 """Share of a step that is not worth a stale joint model."""
 
@@ -85,8 +85,8 @@ def worth_waiting(ratio: float, latency: float, *, waits: bool = False) -> bool:
     return ratio + latency <= (2 if waits else 1) * WAITING
 
 
-def choose_momentum(fragments: int, workers: int) -> float:
-    """Outer momentum: none where a fragment is averaged every few steps, a mild one where it waits for longer.
+def choose_momentum(steps: float, workers: int) -> float:
+    """Outer momentum: none where a value is averaged every few steps, a mild one where it waits for longer.
 
     Fresh averages follow synchronous SGD by themselves. Momentum moves the joint model 1/(1 − μ) times as far as the
     replicas went, which at the learning rate that synchronous SGD was tuned for is too far.
@@ -94,4 +94,4 @@ def choose_momentum(fragments: int, workers: int) -> float:
     >>> choose_momentum(2, 8), choose_momentum(8, 8), choose_momentum(8, 2)
     (0.0, 0.3, 0.0)
     """
-    return 0.3 if fragments >= SELDOM and workers > 2 else 0.0
+    return 0.3 if steps >= SELDOM and workers > 2 else 0.0

@@ -103,7 +103,8 @@ class Relay(Strategy):
             count = max(wire, relay.fragments_in_passing(measured.handling_s or 0.0, round_s, most=most))
             if current and count <= current.fragments <= count * 2 and codec == current.codec:
                 count = current.fragments
-        decay = relay.choose_momentum(count, measured.workers) if self.momentum == "auto" else self.momentum
+        waits = count * max(1.0, latency) if self._knows(measured) else 0.0
+        decay = relay.choose_momentum(waits, measured.workers) if self.momentum == "auto" else self.momentum
         return Setting(fragments=count, codec=codec, momentum=decay)
 
     def due(self, progress: Progress) -> bool:
