@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import thinwire as tw
+from thinwire import events
 from thinwire.errors import ConfigError, DataError, WorkerError
 from thinwire.models import mlp
 from thinwire.spark import TorchEstimator, TorchModel
@@ -103,6 +104,22 @@ def test_skewed_and_empty_partitions_are_trained_on_whole(digits: Any, caplog: p
     assert len(told) == 2
     assert result.summary["workers"] == 3
     assert result.summary["complete"]
+
+
+def test_with_validation_rows_in_a_frame_of_their_own_every_worker_has_rows_of_both(digits: Any) -> None:
+    """Merged as they lie, partitions of either frame would come to workers that have rows of one kind only."""
+    train, held = digits.filter("number < 1200"), digits.filter("number >= 1200")
+    log: list[events.Event] = []
+    tw.fit(
+        mlp, train, inputs=["pixels"], validation=held, strategy=tw.SparkNet(period=3), cluster=tw.Spark(workers=3),
+        epochs=1, callbacks=[log.append], progress=False,
+    )  # fmt: skip
+    joined = {e.worker: e.rows for e in log if isinstance(e, events.WorkerJoined)}
+    assert sum(joined.values()) == 1200
+    assert min(joined.values()) > 300
+    cluster = tw.Spark(workers=3, repartition=False)
+    with pytest.raises(ConfigError, match="here are two"):
+        tw.fit(mlp, train, inputs=["pixels"], validation=held, cluster=cluster, epochs=1, progress=False)
 
 
 def test_fewer_partitions_than_workers_are_refused(digits: Any) -> None:

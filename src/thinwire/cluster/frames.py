@@ -58,7 +58,13 @@ class FrameData:
 
     def _dealt(self, frame: Any) -> tuple[Any, bool]:
         """A frame of one partition a worker, and whether it was persisted for this run."""
-        pieces = None if self._repartition is True else _pieces_straight_from_files(frame)
+        two = self._held is not None  # partitions of either: merged as they lie, some workers would get one kind only
+        if two and self._repartition is False:
+            raise ConfigError(
+                "repartition=False keeps a DataFrame's partitions, and here are two, one with the validation rows; "
+                "leave it out, or give validation as a share, or as a column that is true for validation rows"
+            )
+        pieces = None if two or self._repartition is True else _pieces_straight_from_files(frame)
         if self._repartition is False and pieces is not None and pieces < self._workers:
             raise ConfigError(
                 f"the DataFrame has {pieces} partitions and {self._workers} workers are asked for, so that some would "
