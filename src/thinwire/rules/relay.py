@@ -40,11 +40,13 @@ def num_fragments(ratio: float, bits: int, *, latency: float = 0.0, most: int = 
     return min(most, max(1, math.ceil(ratio * (bits + SCALE_BITS) / 32 / room)))
 
 
-def fragments_in_passing(handling_s: float, step_s: float, *, share: float = 0.01, most: int = 64) -> int:
+def fragments_in_passing(handling_s: float, step_s: float, *, share: float = 0.03, most: int = 64) -> int:
     """Fragments for which taking a snapshot and landing its reply cost a step no more than `share` of its time.
 
+    A fragment that is averaged less often costs more than a few hundredths of a step do.
+
     >>> fragments_in_passing(0.06, 0.2), fragments_in_passing(0.0001, 0.2)
-    (30, 1)
+    (10, 1)
     """
     return min(most, max(1, math.ceil(handling_s / (share * step_s))))
 
