@@ -3,7 +3,7 @@
     thinwire bench comparison --save benchmarks/results
     python benchmarks/figures/comparison.py docs/images/comparison.svg
 
-Needs matplotlib. The figure in the README is made by it.
+Needs matplotlib.
 """
 
 from __future__ import annotations

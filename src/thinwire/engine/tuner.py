@@ -20,6 +20,7 @@ SAMPLES = 24
 DRIFT, JUDGED = 2.0, 6
 """So many rounds in a row that took so many times longer, or shorter, than before: it is another link now."""
 UNUSUAL = 2.0
+"""Times what most rounds of its size take, at which a round that took longer is counted."""
 EVERY_ROUND_UNTIL, THEN_EVERY = 32, 16
 """Rounds looked at one by one while the run is young, and how often later."""
 
