@@ -42,5 +42,13 @@ def test_the_last_loss_is_that_of_the_last_fifty_steps() -> None:
     assert last_loss({"history": [{"steps": 50, "val_loss": 9.0}, {"steps": 100, "val_loss": 0.3}]}) == 0.3
 
 
+def test_of_several_seeds_the_one_in_the_middle_counts() -> None:
+    run = ran(0.1, 0.9, 0.4) | {"again": [ran(0.1, 0.4), ran(0.1, 0.9, 0.9, 0.9)]}
+    assert to_target(RACE, run) == (pytest.approx(2.0), 20, True)
+    run["again"][0] = ran(0.1, 0.8, 0.8)
+    assert reached(RACE, run) == math.inf
+    assert last_loss(run) == pytest.approx((0.65 + 0.8 + 0.9) / 3)
+
+
 def test_busy_is_what_steps_alone_would_take_over_what_was_taken() -> None:
     assert busy(RACE, {"steps": 100, "seconds": 200 * RACE.step_s}) == pytest.approx(0.5)

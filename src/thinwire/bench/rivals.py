@@ -44,14 +44,14 @@ def main() -> None:
     os.environ["THINWIRE_BENCH"] = "1"
     spark = start_session(os.environ["THINWIRE_MASTER"], workers)
     try:
-        for method in order["methods"]:
+        for method, seed in order["turns"]:
             began = time.monotonic()
             run = _torch if method in TORCH else _thinwire
             try:
-                found = run(spark, method, race, workers)
+                found = run(spark, method, dataclasses.replace(race, seed=seed), workers)
             except Exception as error:
                 found = {"error": f"{type(error).__name__}: {str(error)[-500:]}"}
-            found |= {"method": method, "wall_s": time.monotonic() - began}
+            found |= {"method": method, "seed": seed, "wall_s": time.monotonic() - began}
             print(json.dumps(found), flush=True)
     finally:
         spark.stop()
