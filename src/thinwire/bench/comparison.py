@@ -78,7 +78,7 @@ def _race(races: list[Race], quick: bool, say: Say) -> Report:
         each = dataclasses.replace(untold, target=reference_loss(untold, WORKERS))
         exact = ("synchronous",) if each.ratio < 10 else ()  # ddp has the same losses, in as much time
         methods = ("relay", "ddp") if quick else (*OURS, *exact, *TORCHS)
-        found = {}
+        found: dict[str, dict[str, Any]] = {}
         name = f"ratio {each.ratio:g} at {each.rate}"
         say(f"{name}: steps of {each.step_s * 1e3:.0f} ms, target {each.target:.4f}")
         for run in _runs(each, methods):
