@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Processes that tests are dealt out to; 0 runs them in one, which those that watch the clock like best.
 LANES ?= 0
 
-.PHONY: demo test lint types layers tests spark35 format clean
+.PHONY: demo test lint types layers tests browser docs spark35 format clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/spark_digits.py
@@ -23,9 +23,17 @@ types: $(STAMP)
 layers: $(STAMP)
 	$(BIN)/lint-imports --no-cache
 
-tests: $(STAMP)
+tests: $(STAMP) browser
 	$(BIN)/python -m pytest tests/rules src/thinwire/rules --cov=thinwire.rules --cov-fail-under=100 --cov-report=term-missing:skip-covered
 	$(BIN)/python -m pytest -n $(LANES) --dist loadscope --ignore=tests/rules --ignore=src/thinwire/rules
+
+# Tests of the dashboard drive a real Chromium; who may install it and has none gets it, the others skip those tests.
+browser:
+	@command -v chromium chromium-browser google-chrome >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
+		(apt-get install -y -qq --no-install-recommends chromium || (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium)) >/dev/null 2>&1 || true
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -d site
 
 # The Spark tests that hold for all versions, against the oldest PySpark supported; it warns of what pandas deprecates.
 spark35: $(STAMP)

@@ -1,7 +1,10 @@
-"""How tests are dealt out to processes: a file to one of them, and all that share the Spark cluster to one."""
+"""How tests are dealt out to processes: a file to one, all that share the Spark cluster to one. And a browser."""
 
 from __future__ import annotations
 
+import shutil
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,3 +20,39 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "spark" if file.startswith("tests/spark/") else file
 
     return Lanes(config, log)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """A real Chromium without a window; tests that need it skip where there is none."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: see the extra dev")
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None:
+        pytest.skip("there is no Chromium here: apt-get install chromium")
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
+    flags += ["--disable-background-networking", "--disable-component-update"]
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=flags)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(chromium: Any) -> Iterator[Any]:
+    """A tab of its own, which fails the test where the page says that something went wrong."""
+    context = chromium.new_context(viewport={"width": 1280, "height": 1000})
+    tab = context.new_page()
+    wrong: list[str] = []
+    tab.on("pageerror", lambda error: wrong.append(str(error)))
+    tab.on("console", lambda told: wrong.append(told.text) if "Content Security Policy" in told.text else None)
+    yield tab
+    context.close()
+    assert not wrong
+
+
+def until(page: Any, expression: str, timeout_s: float = 30.0) -> None:
+    """Waits for what a page's own policy would not let Playwright wait for: it forbids `eval`."""
+    deadline = time.monotonic() + timeout_s
+    while not page.evaluate(expression):
+        assert time.monotonic() < deadline, f"the page never came to: {expression}"
+        page.wait_for_timeout(100)

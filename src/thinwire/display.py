@@ -1,26 +1,55 @@
-"""What a person sees of a run: a live line on a terminal, nothing elsewhere."""
+"""What a person sees of a run: a live bar on a terminal or in a notebook, lines now and then in a log file."""
 
 from __future__ import annotations
 
 import sys
+import time
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from thinwire.engine.coordinator import Coordinator
-from thinwire.events import Evaluated, Event, SettingChanged, Tried, WorkerJoined, WorkerLost
+from thinwire.events import Evaluated, Event, RunEnded, SettingChanged, Tried, WorkerJoined, WorkerLost
 from thinwire.job import Job
 
+LINE_S = 10.0
+"""Between two lines of a log."""
+NOTEBOOK_S = 0.5
+BAR_CELLS = 24
 
-class Display:
-    """A progress bar over all workers' rows, with losses as they come."""
 
-    def __init__(self, coordinator: Coordinator, job: Job, wanted: bool | None) -> None:
-        self._coordinator, self._job = coordinator, job
+class State(NamedTuple):
+    """What there is to show now."""
+
+    phase: str
+    rows: int
+    total: float | None
+    detail: str
+
+    def text(self, seconds: float) -> str:
+        """In one line of plain text."""
+        share = f"{min(1.0, self.rows / self.total):4.0%}" if self.total else f"{self.rows:,} rows"
+        rate = f"{self.rows / seconds:,.0f} rows/s" if self.rows and seconds > 0 else ""
+        return "  ".join(filter(None, (f"{seconds:6.0f} s", share, self.phase, self.detail, rate)))
+
+
+class Face(Protocol):
+    """One way of showing it."""
+
+    def show(self, state: State) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def close(self, state: State) -> None: ...
+
+
+class Bar:
+    """A bar that moves, on a terminal."""
+
+    def __init__(self) -> None:
         self._console = Console(stderr=True)
-        shown = sys.stderr.isatty() if wanted is None else wanted
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("[bold]{task.description}"),
@@ -30,56 +59,141 @@ class Display:
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=self._console,
-            disable=not shown,
             refresh_per_second=8,
         )
-        self._task: Any = None
-        self._shown = shown
+        self._progress.start()
+        self._task = self._progress.add_task("", total=None, detail="")
+
+    def show(self, state: State) -> None:
+        self._progress.update(
+            self._task, completed=state.rows, total=state.total, description=state.phase, detail=state.detail
+        )
+
+    def say(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False)
+
+    def close(self, state: State) -> None:
+        self.show(state)
+        self._progress.stop()
+
+
+class Lines:
+    """A line every ten seconds, and whenever another phase begins: for logs."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._told, self._phase = -LINE_S, ""
+
+    def show(self, state: State) -> None:
+        seconds = time.monotonic() - self._began
+        if state.phase != self._phase or seconds - self._told >= LINE_S:
+            self._told, self._phase = seconds, state.phase
+            self.say(state.text(seconds))
+
+    def say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def close(self, state: State) -> None:
+        self._phase = ""
+        self.show(state)
+
+
+class Notebook:
+    """One output of a cell that is replaced as the run goes on, and lines below it."""
+
+    def __init__(self) -> None:
+        from IPython.display import display
+
+        self._began = self._told = time.monotonic()
+        self._handle: Any = display({"text/plain": "starting"}, raw=True, display_id=True)
+
+    def show(self, state: State) -> None:
+        if time.monotonic() - self._told >= NOTEBOOK_S:
+            self._draw(state)
+
+    def _draw(self, state: State) -> None:
+        self._told = time.monotonic()
+        full = round(BAR_CELLS * min(1.0, state.rows / state.total)) if state.total else 0
+        bar = f"{'█' * full}{'·' * (BAR_CELLS - full)} " if state.total else ""
+        self._handle.update({"text/plain": bar + state.text(self._told - self._began)}, raw=True)
+
+    def say(self, text: str) -> None:
+        print(text)
+
+    def close(self, state: State) -> None:
+        self._draw(state)
+
+
+def face_for(wanted: bool | None) -> Face | None:
+    """What fits where this process's messages go; in a log file only what was asked for."""
+    if wanted is False:
+        return None
+    if _in_notebook():
+        return Notebook()
+    if sys.stderr.isatty():
+        return Bar()
+    return Lines() if wanted else None
+
+
+def _in_notebook() -> bool:
+    shell = sys.modules.get("IPython")
+    running: Any = None if shell is None else shell.get_ipython()
+    return running is not None and hasattr(running, "kernel")
+
+
+class Display:
+    """Follows a run, from its workers' start to its end."""
+
+    def __init__(self, coordinator: Coordinator, job: Job, wanted: bool | None) -> None:
+        self._coordinator, self._job = coordinator, job
+        self._face = face_for(wanted)
         self._validated = ""
 
     def __enter__(self) -> Display:
-        self._progress.start()
-        self._task = self._progress.add_task("starting workers", total=self._total(), detail="")
+        self.turn()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None and self._total() is not None:
-            self._progress.update(self._task, completed=self._total(), description="done")
-        self._progress.stop()
+        if self._face is not None:
+            self._face.close(self._state()._replace(phase="done" if kind is None else "stopped"))
 
     def say(self, text: str) -> None:
-        self._console.print(text)
+        """Says something, whatever is shown."""
+        if self._face is not None:
+            self._face.say(text)
+        else:
+            print(text, file=sys.stderr, flush=True)
 
     def see(self, event: Event) -> None:
         """Notes what deserves a line or a word."""
         if isinstance(event, Evaluated):
             self._validated = "  ".join(f"{k} {v:.4f}" for k, v in event.metrics.items())
-        elif isinstance(event, WorkerLost) and self._shown:
-            self._console.print(f"[yellow]worker {event.worker} lost:[/] {event.reason.splitlines()[0]}")
         elif isinstance(event, Tried) and event.hurts:
-            self._console.print(f"[yellow]exchanging hurts:[/] {event.hurts}", highlight=False)
-        elif isinstance(event, SettingChanged) and event.why and self._shown:
-            self._console.print(f"[dim]{event.why}[/]", highlight=False)
-        elif isinstance(event, WorkerJoined) and event.again and self._shown:
-            self._console.print(f"worker {event.worker} is back on {event.host}")
+            self.say(f"exchanging hurts: {event.hurts}")
+        elif self._face is None or isinstance(event, RunEnded):
+            return
+        elif isinstance(event, WorkerLost):
+            self.say(f"worker {event.worker} lost: {event.reason.splitlines()[0]}")
+        elif isinstance(event, SettingChanged) and event.why:
+            self.say(event.why)
+        elif isinstance(event, WorkerJoined) and event.again:
+            self.say(f"worker {event.worker} is back on {event.host}")
 
     def turn(self) -> None:
         """Redraws from the last heartbeats."""
-        if not self._shown:
-            return
+        if self._face is not None:
+            self._face.show(self._state())
+
+    def _state(self) -> State:
         states = [r.get("progress") or {} for r in self._coordinator.progress().values()]
         rows = sum(int(s.get("rows", 0)) for s in states)
         losses = [float(s["loss"]) for s in states if s.get("loss") is not None]
-        detail = f"loss {sum(losses) / len(losses):.4f}" if losses else ""
-        self._progress.update(
-            self._task,
-            completed=rows,
-            total=self._total(),
-            description=f"training on {len(self._coordinator.membership.members)} workers" if rows else None,
-            detail=f"{detail}  {self._validated}".strip(),
-        )
+        loss = f"loss {sum(losses) / len(losses):.4f}" if losses else ""
+        members = len(self._coordinator.membership.members)
+        phase = f"training on {members} workers" if rows else "reading rows, starting workers"
+        return State(phase, rows, self._total(), "  ".join(filter(None, (loss, self._validated))))
 
     def _total(self) -> float | None:
         plan = self._job.plan

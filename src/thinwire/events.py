@@ -116,6 +116,13 @@ class Progressed(Event):
     """Longest pause between two steps since the last such event."""
     landed: int
     bytes_sent: int
+    bytes_received: int = 0
+    stepped_s: float = 0.0
+    """Seconds spent stepping, by this attempt; so are the next two."""
+    waited_s: float = 0.0
+    """Inside steps, for a round that stops the workers."""
+    exchanged_s: float = 0.0
+    """In which a round was under way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +145,11 @@ class RoundLanded(Event):
     seconds: float
     size_bytes: int
     contributors: tuple[int, ...]
+    fragment: int = 0
+    late: int | None = None
+    """Steps that the worker made between snapshot and landing."""
+    period: int | None = None
+    """Steps between this snapshot of the fragment and the one before."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,6 +95,9 @@ class ClusterSection:
 class RunSection:
     out: str | None = None
     checkpoint_every: int | None = None
+    dashboard: bool | str = False
+    tensorboard: str | None = None
+    mlflow: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

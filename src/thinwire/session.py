@@ -67,6 +67,13 @@ class Result:
     history: list[dict[str, Any]]
     summary: dict[str, Any]
 
+    def frame(self, spark: Any = None) -> Any:
+        """The history as a pandas DataFrame, or as one of the Spark session that is given."""
+        import pandas
+
+        found = pandas.DataFrame(self.history)
+        return found if spark is None else spark.createDataFrame(found)
+
 
 def fit(
     model: nn.Module | Callable[[], nn.Module] | str,
@@ -133,7 +140,8 @@ def fit(
         metrics: names, or callables by name, measured on the validation rows.
         stop: early stopping.
         restore_best: give back the best evaluation's model; with `stop` unless said.
-        callbacks: called with every event; one that returns True ends the run.
+        callbacks: called with every event; one that returns True ends the run. One that has a method `finish` is given
+            the result with it at the end: `thinwire.trackers` has such ones.
         clip_norm: largest norm of a gradient.
         precision: "bfloat16" computes under autocast.
         device: "cpu", "cuda", or "auto".
@@ -143,7 +151,7 @@ def fit(
         resume: the folder of an earlier run to go on from.
         seed: of everything random.
         deadlines: how long to wait for workers.
-        progress: show a live display; only on a terminal unless said.
+        progress: show a live display; only on a terminal or in a notebook unless said. True writes lines into a log.
     """
     chosen = strategy_for(strategy)
     where = (cluster or _default_cluster(data)).site(data)
@@ -257,7 +265,14 @@ def fit(
             write_file(f"{out.rstrip('/')}/summary.json", (json.dumps(summary, indent=2) + "\n").encode())
         if outcome.interrupted:
             raise Interrupted(run.how_to_resume(out, outcome))
-        return Result(run.trained(outcome), outcome.history, summary)
+        result = Result(run.trained(outcome), outcome.history, summary)
+        for callback in callbacks:
+            getattr(callback, "finish", _nothing)(result)
+        return result
+
+
+def _nothing(result: Result) -> None:
+    return
 
 
 def _default_cluster(data: Any) -> Cluster:

@@ -8,6 +8,7 @@ import dataclasses
 import doctest
 import os
 import re
+import shutil
 import subprocess
 import sys
 import types
@@ -92,7 +93,8 @@ def word(cell: str) -> str:
 
 
 def value(cell: str) -> Any:
-    return ast.literal_eval(cell.strip("`"))
+    text = cell.strip("`")
+    return text == "true" if text in ("true", "false") else ast.literal_eval(text)
 
 
 # -- code -------------------------------------------------------------------------------------------------------------
@@ -105,6 +107,37 @@ def test_the_code_of_the_readme_runs(tmp_path: Path) -> None:
         script = tmp_path / f"block_{number}.py"
         script.write_text(shortened(block))
         assert run([str(script)], tmp_path).strip()
+
+
+WHOLE = {
+    "tutorials/first-run.md": (),
+    "tutorials/dataframe-to-predictions.md": ("pyspark",),
+    "tutorials/choosing-a-strategy.md": (),
+    "how-to/watch.md": ("mlflow", "tensorboard"),
+}
+"""Pages whose code is one program from top to bottom, and what it needs."""
+
+
+@pytest.mark.parametrize("page", WHOLE)
+def test_the_code_of_a_page_runs_as_one_program(page: str, tmp_path: Path) -> None:
+    for module in WHOLE[page]:
+        pytest.importorskip(module, reason=f"{module} is not installed")
+    if "pyspark" in WHOLE[page] and shutil.which("java") is None:
+        pytest.skip("there is no Java here, which Spark needs")
+    script = tmp_path / "page.py"
+    script.write_text("\n\n".join(code_blocks(DOCS / page)))
+    run([str(script)], tmp_path)
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install 'thinwire[docs]'")
+    os.environ["NO_MKDOCS_2_WARNING"] = "1"
+    told = run(["-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path / "site")], ROOT)
+    assert not told.strip()
+    page = (tmp_path / "site" / "reference" / "api" / "index.html").read_text()
+    assert "Trains a model on data with several workers" in page
+    assert (tmp_path / "site" / "project" / "index.html").exists()
+    assert "https://fonts" not in page
 
 
 EXAMPLES = {

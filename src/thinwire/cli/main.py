@@ -59,6 +59,18 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--out", metavar="DIR", help="folder or URL for events, summary and checkpoints")
     train.add_argument("--resume", metavar="DIR", help="go on from the newest checkpoint in that folder")
     train.add_argument("--json", action="store_true", help="print the summary as JSON, as the last line")
+    train.add_argument(
+        "--dashboard",
+        nargs="?",
+        const=True,
+        metavar="HOST:PORT",
+        help="serve a live page of the run, on a free port of this machine unless said",
+    )
+    page = commands.add_parser("dashboard", help="a page of runs in a browser, live or afterwards")
+    page.add_argument("folders", nargs="+", metavar="DIR", help="out folders of runs; several are compared")
+    page.add_argument(
+        "--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="a free port of this machine unless given"
+    )
     bench = commands.add_parser("bench", help="run one of the measured comparisons")
     bench.add_argument(
         "name",
@@ -161,6 +173,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from thinwire.cli.caffe import act
 
             return act(options)
+        if options.command == "dashboard":
+            from thinwire.cli.dashboard import dashboard
+
+            return dashboard(options)
         if options.command == "doctor":
             from thinwire.cli.doctor import doctor
 
@@ -183,10 +199,18 @@ def _train(options: argparse.Namespace) -> int:
         from thinwire.cluster.nursery import shared
 
         shared()  # it imports torch while this process does
+    from thinwire.cli.dashboard import watching
     from thinwire.cli.tables import summary_table
     from thinwire.cli.wiring import run
 
-    result = run(chosen, out=options.out, resume=options.resume, progress=False if options.json else None)
+    with watching(options.dashboard or chosen.run.dashboard, options.out or options.recipe) as callbacks:
+        result = run(
+            chosen,
+            out=options.out,
+            resume=options.resume,
+            progress=not options.json,
+            callbacks=callbacks,
+        )
     if options.json:
         print(json.dumps(result.summary))
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from thinwire.data import open_source
 from thinwire.data.columns import dense
 from thinwire.engine.stopping import EarlyStopping
 from thinwire.errors import ConfigError, nearest
+from thinwire.events import Event
 from thinwire.placement import Pipeline, Placement, Planned, TensorParallel, Whole
 from thinwire.recipe import Recipe
 from thinwire.replicas import Algorithm
@@ -27,8 +28,15 @@ DIGITS = "digits"
 BATCH_SIZE = 64
 
 
-def run(recipe: Recipe, *, out: str | None, resume: str | None, progress: bool | None) -> Result:
-    """Runs a recipe."""
+def run(
+    recipe: Recipe,
+    *,
+    out: str | None,
+    resume: str | None,
+    progress: bool | None,
+    callbacks: Sequence[Callable[[Event], Any]] = (),
+) -> Result:
+    """Runs a recipe; callbacks come beside the trackers that it names."""
     train, data = recipe.train, recipe.data
     scheduler, every = _scheduler(train.scheduler)
     by_caffe = recipe.model.caffe is not None or train.solver is not None
@@ -73,11 +81,23 @@ def run(recipe: Recipe, *, out: str | None, resume: str | None, progress: bool |
         out=folder,
         resume=resume,
         seed=train.seed,
+        callbacks=(*callbacks, *_trackers(recipe)),
         progress=progress,
     )
     if by_caffe and folder is not None:
         keep(result.model, folder)
     return result
+
+
+def _trackers(recipe: Recipe) -> list[Callable[[Event], Any]]:
+    from thinwire.trackers import MLflow, TensorBoard
+
+    found: list[Callable[[Event], Any]] = []
+    if recipe.run.tensorboard is not None:
+        found.append(TensorBoard(recipe.run.tensorboard))
+    if recipe.run.mlflow is not None:
+        found.append(MLflow(recipe.run.mlflow))
+    return found
 
 
 def first_rows(recipe: Recipe, names: Sequence[str] | None) -> dict[str, torch.Tensor]:

@@ -43,6 +43,10 @@ class Ledger:
                 gap_s=float(progress["gap_s"]),
                 landed=int(header["landed"]),
                 bytes_sent=int(header["bytes"]),
+                bytes_received=int(header.get("received", 0)),
+                stepped_s=float(progress.get("stepped_s", 0.0)),
+                waited_s=float(progress.get("waited_s", 0.0)),
+                exchanged_s=float(progress.get("exchanged_s", 0.0)),
             )
         )
 

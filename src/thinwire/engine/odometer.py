@@ -29,7 +29,9 @@ class Odometer:
         self._gap_s = 0.0
         self._loss_sum = 0.0
         self._loss_steps = 0
-        self._waited_s = 0.0
+        self._waited_s = self._waited_total_s = 0.0
+        self._exchanged_s = self._flying_since = 0.0
+        self._flying = 0
 
     def begin_step(self) -> float:
         now = self._clock()
@@ -43,6 +45,14 @@ class Odometer:
     def waited(self, seconds: float) -> None:
         """Takes a wait inside a step (a barrier's) out of the time spent stepping."""
         self._waited_s += seconds
+        self._waited_total_s += seconds
+
+    def flies(self, rounds: int) -> None:
+        """Notes how many rounds are under way from here on."""
+        now = self._clock()
+        if self._flying:
+            self._exchanged_s += now - self._flying_since
+        self._flying, self._flying_since = rounds, now
 
     def handled(self, seconds: float, share: float) -> None:
         """Books what a snapshot or a landing of a share of the vector took."""
@@ -74,6 +84,7 @@ class Odometer:
 
     def report(self) -> dict[str, Any]:
         """What a heartbeat says; starts the next stretch of losses and pauses."""
+        self.flies(self._flying)
         wall = (self._last_end or 0.0) - (self._began or 0.0)
         found = {
             "steps": self.steps,
@@ -82,6 +93,9 @@ class Odometer:
             "loss": self._loss_sum / self._loss_steps if self._loss_steps else None,
             "busy": min(1.0, self._busy_s / wall) if wall > 0 else 0.0,
             "gap_s": self._gap_s,
+            "stepped_s": self._busy_s,
+            "waited_s": self._waited_total_s,
+            "exchanged_s": self._exchanged_s,
         }
         self._gap_s, self._loss_sum, self._loss_steps = 0.0, 0.0, 0
         return found

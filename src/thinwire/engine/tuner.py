@@ -9,6 +9,7 @@ from statistics import median, median_low
 from typing import TYPE_CHECKING, Any
 
 from thinwire.engine.signals import Landed
+from thinwire.parameters import Fragment
 from thinwire.rules.period import Link, fit_link
 from thinwire.strategies import Measured
 
@@ -21,8 +22,8 @@ DRIFT, JUDGED = 2.0, 6
 """So many rounds in a row that took so many times longer, or shorter, than before: it is another link now."""
 UNUSUAL = 2.0
 """Times what most rounds of its size take, at which a round that took longer is counted."""
-EVERY_ROUND_UNTIL, THEN_EVERY = 32, 16
-"""Rounds looked at one by one while the run is young, and how often later."""
+EVERY_ROUND_UNTIL, THEN_EVERY = 32, 17
+"""Rounds looked at one by one while the run is young, and how often later: fragments take turns in being looked at."""
 
 
 class Tuner:
@@ -33,6 +34,8 @@ class Tuner:
         self._explained = self._drifted = False
         self.first = -1
         """The round that waits for whoever starts last: no measure of the link. Negative until one has landed."""
+        self._taken: dict[Fragment, int] = {}
+        """Steps at each fragment's last snapshot that landed."""
         self._samples: dict[int, deque[tuple[float, float]]] = {}
         """Sizes and seconds of rounds, by the size's order of magnitude: two sizes tell latency and bandwidth apart."""
 
@@ -42,6 +45,7 @@ class Tuner:
             self.first = landed.round
         if landed.size_bytes and landed.round > self.first:
             self._remember(landed.size_bytes, landed.seconds)
+        late, period = self._fresh(landed) if self._worker.lead else (None, None)
         if self._worker.lead and _looked_at(landed.round):
             setting = self._worker.joint.cuts.at(landed.round).setting
             self._worker.event(
@@ -53,7 +57,18 @@ class Tuner:
                 seconds=landed.seconds,
                 size_bytes=landed.size_bytes,
                 contributors=sorted(landed.notes),
+                fragment=landed.fragment.start * setting.fragments // max(1, self._worker.joint.size),
+                late=late,
+                period=period,
             )
+
+    def _fresh(self, landed: Landed) -> tuple[int | None, int | None]:
+        """Steps since the landed fragment's snapshot, and between that and the one before."""
+        taken = self._worker.shares.get(landed.fragment)
+        if taken is None:
+            return None, None
+        before, self._taken[landed.fragment] = self._taken.get(landed.fragment), taken[0]
+        return self._worker.meter.steps - taken[0], None if before is None else taken[0] - before
 
     def note(self, round: int) -> dict[str, Any]:
         """What to say in a round's note: a new setting, when the strategy sees from what was measured that one fits."""

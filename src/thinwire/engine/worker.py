@@ -220,6 +220,7 @@ class Worker:
 
     def send_off(self, round: int, fragment: Fragment, snapshot: Snapshot | None, weight: float, **more: Any) -> None:
         self._snapshots[round] = (fragment, snapshot)
+        self.meter.flies(len(self._snapshots))
         note = self._account() | more | self.publisher.note(round) | self.guard.note()
         if self.lead:
             note |= self._tuner.note(round)
@@ -289,10 +290,9 @@ class Worker:
 
     def _land(self, landed: signals.Landed) -> None:
         fragment, snapshot = self._snapshots.pop(landed.round, (landed.fragment, None))
+        self.meter.flies(len(self._snapshots))
         self.landed = landed.round + 1
-        base = landed.snapshot
-        if base is None and snapshot is not None:
-            base = snapshot.take()
+        base = snapshot.take() if landed.snapshot is None and snapshot is not None else landed.snapshot
         self._tuner.see(landed)
         self.guard.see(landed)
         if not self.guard.alone and landed.round >= self.guard.since:

@@ -84,7 +84,7 @@ class Member(ABC):
         self.progress: dict[str, Any] = {}
         """What the next heartbeat says."""
         self._last_beat = self._heard = self._joined_at = self.time.now()
-        self.bytes_sent = self.aside_bytes = self._caught_published = 0
+        self.bytes_sent = self.bytes_received = self.aside_bytes = self._caught_published = 0
 
     def _make_rounds(self) -> Rounds:
         strategy, longest = self._joint.strategy, self._joint.size + (1 << 24)  # means of buffers may be longer
@@ -224,6 +224,7 @@ class Member(ABC):
                 self._heard = self.time.now()
                 self._from_coordinator(message.header)
             else:
+                self.bytes_received += 0 if message.payload is None else message.payload.nbytes
                 try:
                     self._from_peer(message)
                 except REFUSED as error:
@@ -248,10 +249,12 @@ class Member(ABC):
 
     def beat(self) -> None:
         self._last_beat = self.time.now()
-        sent = self.bytes_sent + self.aside_bytes
-        header: Header = {"t": "beat", "a": self._seat.attempt, "landed": self._joint.landed, "bytes": sent}
-        header |= {"waiting": self._waiting_for(), "progress": self.progress}
-        header["refused"] = self._rounds.refused + getattr(self._link, "refused", 0)
+        header: Header = {"t": "beat", "a": self._seat.attempt, "landed": self._joint.landed, "progress": self.progress}
+        header |= {"bytes": self.bytes_sent + self.aside_bytes, "received": self.bytes_received}
+        header["waiting"], header["refused"] = (
+            self._waiting_for(),
+            self._rounds.refused + getattr(self._link, "refused", 0),
+        )
         self._link.send(COORDINATOR, header)
 
     def _send(self, peer: int, header: Header, payload: memoryview | None) -> None:

@@ -158,7 +158,7 @@ def _as_arrow(column: Any) -> Any:
 
 
 def _over_pandas(predictor: Predictor, names: Sequence[str], kind: str, single: bool) -> Any:
-    import pandas as pd  # type: ignore[import-untyped]
+    import pandas as pd
     from pyspark.sql.functions import pandas_udf  # type: ignore[attr-defined]
 
     def predicted(batches: Iterator[Any]) -> Iterator[Any]:

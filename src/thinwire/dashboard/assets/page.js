@@ -1,0 +1,239 @@
+// Takes the stream of news in, keeps what it was told, and draws it. What was drawn stays when the server goes away.
+import { Lanes, LineChart, seconds, short } from "./charts.js";
+
+const $ = (id) => document.getElementById(id);
+const query = new URLSearchParams(location.search);
+const runs = []; // by number: {title, head, workers, fragments, marks, series}
+const COLOURS = ["--c0", "--c1", "--c2", "--c3", "--c4", "--c5"];
+const colour = (n) => `var(${COLOURS[n % COLOURS.length]})`;
+const dash = (n) => (n < COLOURS.length ? null : "5 3");
+const percent = (value) => (value === null || !Number.isFinite(value) ? "–" : `${(100 * value).toFixed(value > 0.995 ? 1 : 0)} %`);
+const bytes = (value) => `${short(value, 3)}B`;
+const say = (text) => { $("told").textContent = text; };
+
+let shown = Number(query.get("run") ?? 0) || 0; // -1: compare
+let stream = null, wanted = false, connected = false;
+
+const charts = {};
+for (const [id, options] of Object.entries({
+  loss: { title: "Loss", unit: short, kind: "both" },
+  metric: { title: "Metrics of the joint model", unit: short, kind: "both", optional: true },
+  rate: { title: "Rows a second", unit: (v) => short(v, 3), kind: "time", least: 0 },
+  busy: { title: "Share of the time spent stepping", unit: percent, kind: "time", least: 0, most: 1 },
+  wire: { title: "Bytes a second, all workers", unit: bytes, kind: "time", least: 0 },
+  fragments: { title: "Fragments: steps until landed, and between averages", unit: (v) => short(v, 3), kind: "fragment", least: 0, optional: true },
+})) {
+  const across = () => (options.kind === "both" ? $("across").value : options.kind);
+  const x = (value) => ({ time: seconds(value), steps: `${short(value, 3)} steps`, fragment: Number.isInteger(value) ? `fragment ${value}` : "" })[across()];
+  charts[id] = new LineChart($("charts"), { id, x, clock: () => across() === "time", ...options }, say);
+}
+const lanes = new Lanes($("lanes"), say);
+
+function take(message) {
+  const run = (runs[message.run] ??= { series: {}, marks: [], workers: [], fragments: [] });
+  run.title = message.title;
+  run.head = message.head;
+  run.count = message.count;
+  for (const name of ["workers", "fragments"]) if (message[name]) run[name] = message[name];
+  if (message.marks) run.marks = run.marks.concat(message.marks).slice(-400);
+  for (const [name, part] of Object.entries(message.series)) {
+    const known = run.series[name];
+    if (!known || known.v !== part.v) run.series[name] = { v: part.v, p: part.p };
+    else known.p.splice(part.at, known.p.length, ...part.p);
+  }
+  draw();
+}
+
+function connect() {
+  if (stream) stream.close();
+  const asked = new URLSearchParams({ run: String(Math.max(0, shown)) });
+  if (query.has("token")) asked.set("token", query.get("token"));
+  const mine = (stream = new EventSource(`stream?${asked}`));
+  let first = true;
+  mine.onmessage = (event) => {
+    if (mine !== stream) return;
+    const message = JSON.parse(event.data);
+    if (first) for (const run of runs) if (run) { run.series = {}; run.marks = []; } // it tells all of it again
+    first = false;
+    connected = true;
+    take(message);
+  };
+  mine.onerror = () => { // browsers differ in how long they try again, so this page does it itself
+    if (mine !== stream) return;
+    mine.close();
+    connected = false;
+    draw();
+    setTimeout(() => mine === stream && connect(), 1000);
+  };
+}
+
+const points = (run, name) => run.series[name]?.p ?? [];
+function rates(run, over, column) { // of counters: how fast they grew between two points
+  const told = points(run, "total"), began = run.head.began ?? 0, found = [];
+  for (let i = 1; i < told.length; i += 1) {
+    const wide = over === 0 ? told[i][0] - told[i - 1][0] : told[i][over] - told[i - 1][over];
+    if (wide > 0) found.push([told[i][0] - began, (told[i][column] - told[i - 1][column]) / wide]);
+  }
+  return found;
+}
+function curve(run, name) {
+  const began = run.head.began ?? 0, steps = $("across").value === "steps";
+  return points(run, name).map(([t, s, v]) => [steps ? s : t - began, v]);
+}
+const metrics = (run) => Object.keys(run.series).filter((name) => name.startsWith("m:"));
+
+function drawOne(run) {
+  const loss = [{ name: "training", colour: colour(0), points: curve(run, "train") }];
+  const other = [];
+  metrics(run).forEach((name) => {
+    const line = { name: name.slice(2).replace("val_", "validation "), points: curve(run, name) };
+    (name === "m:val_loss" ? loss : other).push(line);
+    line.colour = colour((name === "m:val_loss" ? loss : other).length - 1 + (name === "m:val_loss" ? 0 : 2));
+  });
+  charts.loss.update(loss);
+  charts.metric.update(other);
+  charts.rate.update([{ name: "all workers", colour: colour(0), points: rates(run, 0, 1) }]);
+  charts.busy.update([{ name: "mean of the workers", colour: colour(2), points: rates(run, 5, 4).map(([t, v]) => [t, Math.min(1, v)]) }]);
+  charts.wire.update([
+    { name: "sent", colour: colour(0), points: rates(run, 0, 2) },
+    { name: "received", colour: colour(1), points: rates(run, 0, 3), dash: "5 3" },
+  ]);
+  charts.fragments.update([
+    { name: "between averages", colour: colour(3), points: run.fragments.filter((f) => f.period !== undefined).map((f) => [f.fragment, f.period]) },
+    { name: "until landed", colour: colour(4), points: run.fragments.filter((f) => f.late !== undefined).map((f) => [f.fragment, f.late]) },
+  ]);
+  lanes.update({
+    lanes: run.workers.map((w) => ({ worker: w.worker, points: points(run, `w:${w.worker}`) })),
+    marks: run.marks, began: run.head.began ?? 0, now: run.head.now ?? 1,
+  });
+  table(run);
+  list(run);
+}
+
+function drawAll() { // several runs side by side
+  const every = runs.filter(Boolean);
+  const per = (make) => every.map((run, n) => ({ name: run.title, colour: colour(n), dash: dash(n), points: make(run) }));
+  charts.loss.update(per((run) => curve(run, metrics(run).includes("m:val_loss") ? "m:val_loss" : "train")));
+  const named = metrics(every[0] ?? { series: {} }).find((name) => name !== "m:val_loss");
+  charts.metric.update(named ? per((run) => curve(run, named)) : []);
+  charts.rate.update(per((run) => rates(run, 0, 1)));
+  charts.busy.update(per((run) => rates(run, 5, 4).map(([t, v]) => [t, Math.min(1, v)])));
+  charts.wire.update(per((run) => rates(run, 0, 2)));
+  charts.fragments.update([]);
+}
+
+function tiles(run) {
+  const head = run.head, last = points(run, "total").at(-1) ?? [0, 0, 0, 0, 0, 0];
+  const rate = rates(run, 0, 1).slice(-5), live = run.workers.filter((w) => w.state === "stepping").length;
+  const facts = [
+    ["rows", short(last[1], 3)],
+    ["rows a second", short(rate.reduce((sum, [, v]) => sum + v, 0) / (rate.length || 1), 3)],
+    ["stepping", percent(last[5] > 0 ? Math.min(1, last[4] / last[5]) : NaN)],
+    ["sent", bytes(last[2])],
+    ["workers", head.state === "ended" ? String(run.workers.length) : `${live} of ${head.workers ?? "?"}`],
+    ["lost", String(run.workers.reduce((sum, w) => sum + w.lost, 0))],
+    ...Object.entries(head.metrics ?? {}).slice(0, 3).map(([name, value]) => [name.replace("val_", "validation "), short(value)]),
+    ["time", seconds((head.now ?? 0) - (head.began ?? 0))],
+  ];
+  $("tiles").replaceChildren(...facts.map(([name, value]) => {
+    const tile = document.createElement("div"), number = document.createElement("b"), what = document.createElement("span");
+    tile.className = "tile";
+    number.textContent = value;
+    what.textContent = name;
+    tile.append(number, what);
+    return tile;
+  }));
+}
+
+function table(run) {
+  const now = run.head.now ?? 0;
+  $("rows").replaceChildren(...run.workers.map((w) => {
+    const row = document.createElement("tr");
+    const ago = run.head.state === "ended" ? "" : `${seconds(now - w.seen)} ago`;
+    const cells = [w.worker, w.host, w.attempt, w.state, short(w.rows, 6), w.steps, short(w.loss), percent(w.busy), seconds(w.gap_s), bytes(w.sent), bytes(w.received), w.lost, ago];
+    cells.forEach((text, n) => {
+      const cell = document.createElement("td");
+      cell.textContent = text;
+      if (n === 3) cell.dataset.state = w.state;
+      row.append(cell);
+    });
+    row.dataset.worker = w.worker;
+    return row;
+  }));
+}
+
+function list(run) {
+  const began = run.head.began ?? 0;
+  $("marks").replaceChildren(...run.marks.slice(-200).reverse().map((mark) => {
+    const item = document.createElement("li"), when = document.createElement("time"), kind = document.createElement("b");
+    item.dataset.kind = mark.kind;
+    when.textContent = seconds(mark.t - began);
+    kind.textContent = mark.kind;
+    item.append(when, " ", kind, mark.text);
+    return item;
+  }));
+}
+
+function buttons() {
+  const several = runs.filter(Boolean).length > 1;
+  const all = several ? [...runs.map((run, n) => [n, run?.title ?? `run ${n}`]), [-1, "Compare"]] : [];
+  const key = JSON.stringify([all, shown]);
+  if ($("runs").dataset.key === key) return;
+  $("runs").dataset.key = key;
+  $("runs").replaceChildren(...all.map(([n, title]) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = title;
+    if (n === shown) button.setAttribute("aria-current", "page");
+    button.addEventListener("click", () => { shown = n; if (n >= 0) connect(); draw(); });
+    return button;
+  }));
+}
+
+function draw() {
+  if (wanted) return;
+  wanted = true;
+  requestAnimationFrame(() => {
+    wanted = false;
+    const run = runs[Math.max(0, shown)];
+    if (!run?.head) return;
+    const head = run.head, compares = shown < 0;
+    buttons();
+    $("title").textContent = compares ? "Runs side by side" : run.title;
+    document.title = `${compares ? "compare" : run.title} · thinwire`;
+    const state = !connected && head.state !== "ended" ? "away" : head.state;
+    $("state").dataset.state = state;
+    $("state").textContent = { away: "no connection; trying again", running: "running", ended: "ended", waiting: "nothing yet" }[state] ?? state;
+    const knobs = Object.entries(head.knobs ?? {}).map(([k, v]) => `${k} ${v}`).join(", ");
+    $("about").textContent = compares ? "" : [head.strategy && `${head.strategy}${knobs ? ` (${knobs})` : ""}`, head.choice, head.reason].filter(Boolean).join(" · ");
+    for (const id of ["tiles", "timeline", "workers", "log"]) $(id).hidden = compares;
+    if (compares) drawAll();
+    else { tiles(run); drawOne(run); }
+    document.body.dataset.events = String(run.count ?? 0);
+  });
+}
+
+$("timeline-key").innerHTML = '<span><i class="box" data-c="--step"></i>stepping</span><span><i class="box" data-c="--wait"></i>not stepping</span><span><i class="box" data-c="--exchange"></i>exchange under way</span><span>✕ lost</span><span>▲ back</span><span>┊ generation</span>';
+for (const box of document.querySelectorAll(".box")) box.style.background = `var(${box.dataset.c})`;
+for (const [name, span] of [["all", 0], ["10 min", 600], ["1 min", 60]]) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = name;
+  button.setAttribute("aria-pressed", String(span === 0));
+  button.addEventListener("click", () => {
+    lanes.span = span;
+    lanes.end = null;
+    for (const other of $("ranges").children) other.setAttribute("aria-pressed", String(other === button));
+    lanes.draw();
+  });
+  $("ranges").append(button);
+}
+$("across").addEventListener("change", draw);
+const dark = () => document.documentElement.dataset.theme === "dark" || (!document.documentElement.dataset.theme && matchMedia("(prefers-color-scheme: dark)").matches);
+$("theme").setAttribute("aria-pressed", String(dark()));
+$("theme").addEventListener("click", () => {
+  document.documentElement.dataset.theme = dark() ? "light" : "dark";
+  $("theme").setAttribute("aria-pressed", String(dark()));
+  draw();
+});
+connect();

@@ -1,0 +1,209 @@
+"""Sinks that keep a run's numbers where a team already looks: MLflow and TensorBoard.
+
+A sink is a callback of `fit`: it is called with every event, and where it has a method `finish` that is called with
+the result once there is one. Both of these need a package of their own: the extras `mlflow` and `tensorboard`.
+"""
+
+from __future__ import annotations
+
+import abc
+import importlib
+import inspect
+import logging
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from thinwire.dashboard.server import as_dict
+from thinwire.dashboard.story import Story
+from thinwire.errors import ConfigError
+from thinwire.events import Evaluated, Event, RunEnded, RunStarted, WorkerLost
+
+if TYPE_CHECKING:
+    from thinwire.session import Result
+
+_log = logging.getLogger(__name__)
+EVERY_S = ("loss", "rows_per_s", "busy", "sent_bytes", "workers")
+
+
+class Tracker(abc.ABC):
+    """Sums events up, once a second at most, and gives the numbers on by name and step."""
+
+    def __init__(self) -> None:
+        self._story = Story()
+        self._ticked: float | None = None
+        self._failed = False
+
+    def __call__(self, event: Event) -> None:
+        """Takes an event in. A tracker that fails says so once and is left out: training goes on."""
+        if self._failed:
+            return
+        try:
+            self._see(event)
+        except Exception as error:
+            self._fail(error)
+
+    def finish(self, result: Result) -> None:
+        """Takes the result in, after the last event."""
+        if self._failed:
+            return
+        try:
+            self.keep(result)
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._failed = True
+        _log.warning("%s keeps nothing more of this run, which goes on: %s", type(self).__name__, error)
+
+    def _see(self, event: Event) -> None:
+        self._story.feed(as_dict(event))
+        if isinstance(event, RunStarted):
+            told = {"strategy": event.strategy, "workers": event.workers, "seed": event.seed}
+            told |= {f"strategy.{name}": value for name, value in event.knobs.items()}
+            self.start(told | {"thinwire": event.version, "resumed_from": event.resumed_from or ""})
+        newest = self._story.newest
+        if newest and newest["time"] != self._ticked:
+            self._ticked = newest["time"]
+            values = {f"train/{name}": newest[name] for name in EVERY_S}
+            self._numbers(values, int(newest["steps"] or 0))
+        if isinstance(event, Evaluated):
+            self._numbers({f"validation/{k.removeprefix('val_')}": v for k, v in event.metrics.items()}, event.steps)
+        elif isinstance(event, WorkerLost):
+            self.say(f"worker {event.worker} on {event.host} lost: {event.reason.splitlines()[0]}", event.steps)
+        elif isinstance(event, RunEnded):
+            self.end(event.reason, event.summary)
+
+    def keep(self, result: Result) -> None:
+        """The run gave a model."""
+        return
+
+    def _numbers(self, values: Mapping[str, float | None], step: int) -> None:
+        there = {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
+        if there:
+            self.numbers(there, step)
+
+    @abc.abstractmethod
+    def start(self, parameters: dict[str, Any]) -> None:
+        """A run begins, with these settings."""
+
+    @abc.abstractmethod
+    def numbers(self, values: dict[str, float], step: int) -> None:
+        """Numbers after so many steps of a worker."""
+
+    @abc.abstractmethod
+    def say(self, text: str, step: int) -> None:
+        """Something to read."""
+
+    @abc.abstractmethod
+    def end(self, reason: str, summary: dict[str, Any]) -> None:
+        """The run is over; the summary is empty where an error ended it."""
+
+
+class TensorBoard(Tracker):
+    """Writes event files that TensorBoard reads.
+
+    Args:
+        folder: where to; `tensorboard --logdir` it.
+    """
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        _needs("tensorboard", "tensorboard")
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(log_dir=folder)
+
+    def start(self, parameters: dict[str, Any]) -> None:
+        lines = "\n".join(f"| {name} | {value} |" for name, value in parameters.items())
+        self._writer.add_text("run", f"| setting | value |\n|---|---|\n{lines}")
+
+    def numbers(self, values: dict[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def say(self, text: str, step: int) -> None:
+        self._writer.add_text("events", text, step)
+
+    def end(self, reason: str, summary: dict[str, Any]) -> None:
+        self._writer.add_text("run", f"ended: {reason}")
+        self._writer.close()
+
+
+class MLflow(Tracker):
+    """Logs settings, numbers and the model to MLflow.
+
+    Args:
+        experiment: its name; MLflow's default one unless given.
+        uri: of the tracking server or a folder; what MLflow is set to unless given.
+        name: of the run.
+        model: whether to keep the trained module with the run, in the PyTorch flavour.
+    """
+
+    def __init__(
+        self, experiment: str | None = None, *, uri: str | None = None, name: str | None = None, model: bool = True
+    ) -> None:
+        super().__init__()
+        mlflow = _needs("mlflow", "mlflow")
+        self._client = mlflow.MlflowClient(tracking_uri=uri)
+        self._uri, self._name, self._keeps = uri, name, model
+        self._experiment = "0"
+        if experiment is not None:
+            known = self._client.get_experiment_by_name(experiment)
+            self._experiment = known.experiment_id if known else self._client.create_experiment(experiment)
+        self.run_id: str | None = None
+        """Of the run in MLflow, once one has begun."""
+
+    def start(self, parameters: dict[str, Any]) -> None:
+        if self.run_id is None:
+            self.run_id = self._client.create_run(self._experiment, run_name=self._name).info.run_id
+        for name, value in parameters.items():
+            self._client.log_param(self.run_id, name, value)
+
+    def numbers(self, values: dict[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._client.log_metric(self.run_id, name, value, step=step)
+
+    def say(self, text: str, step: int) -> None:
+        self._client.set_tag(self.run_id, f"thinwire.step_{step}", text)
+
+    def end(self, reason: str, summary: dict[str, Any]) -> None:
+        if self.run_id is None:
+            return
+        self._client.set_tag(self.run_id, "thinwire.ended", reason)
+        if not summary:
+            self._client.set_terminated(self.run_id, "FAILED")
+            return
+        for name, value in summary.items():
+            if isinstance(value, int | float) and math.isfinite(value):
+                self._client.log_metric(self.run_id, f"summary/{name}", float(value))
+        if not self._keeps:
+            self._client.set_terminated(self.run_id)
+
+    def keep(self, result: Result) -> None:
+        """Keeps the module: `mlflow.pytorch.load_model(f"runs:/{run_id}/model")` brings it back."""
+        if not self._keeps or self.run_id is None:
+            return
+        import mlflow
+
+        before = mlflow.get_tracking_uri()
+        try:
+            if self._uri is not None:
+                mlflow.set_tracking_uri(self._uri)
+            with mlflow.start_run(run_id=self.run_id):
+                mlflow.pytorch.log_model(result.model, name="model", **_as_code(mlflow.pytorch.log_model))
+        finally:
+            mlflow.set_tracking_uri(before)
+
+
+def _as_code(log_model: Any) -> dict[str, str]:
+    """Modules are kept as they are: newer versions would otherwise trace them, and want an example of their input."""
+    known = inspect.signature(log_model).parameters
+    return {"serialization_format": "pickle"} if "serialization_format" in known else {}
+
+
+def _needs(module: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"this needs the package {module}: pip install 'thinwire[{extra}]' ({error})") from None
