@@ -43,7 +43,7 @@ def draw(measured: dict[str, Any], picture: str) -> None:
         one.set_title(
             f"an exchange takes {race.ratio:g} step{'s' * (race.ratio != 1)}, {race.rate}", loc="left", fontsize=10
         )
-        one.set_xlabel(f"seconds to a validation loss of {race.target:g}")
+        one.set_xlabel(f"seconds to a validation loss of {race.target:.3g}")
         one.spines[["top", "right"]].set_visible(False)
     save(figure, picture)
 

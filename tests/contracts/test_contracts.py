@@ -72,6 +72,7 @@ def test_command_line_options_are_these() -> None:
     assert found == {
         "bench": ["--help", "--json", "--quick", "--save", "-h", "name"],
         "caffe": ["--help", "-h", "act"],
+        "dashboard": ["--help", "--listen", "-h", "folders"],
         "doctor": ["--data", "--help", "--json", "--master", "--workers", "-h"],
         "plan": [
             "--gflops",
@@ -104,7 +105,7 @@ def test_command_line_options_are_these() -> None:
             "recipe",
         ],
         "testbed": ["--help", "-h", "act"],
-        "train": ["--help", "--json", "--out", "--resume", "--set", "-h", "recipe"],
+        "train": ["--dashboard", "--help", "--json", "--out", "--resume", "--set", "-h", "recipe"],
     }
 
 

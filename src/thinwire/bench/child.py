@@ -6,11 +6,13 @@ from thinwire.bench import seats
 from thinwire.bench.goodput import exchange_seconds
 from thinwire.bench.paced import paced_steps
 from thinwire.bench.placement import layer_times, placed_steps
+from thinwire.bench.sockets import all_to_all
 from thinwire.bench.table import table_seconds
 
 if __name__ == "__main__":
     seats.main(
         {
+            "all_to_all": all_to_all,
             "exchange_seconds": exchange_seconds,
             "layer_times": layer_times,
             "paced_steps": paced_steps,

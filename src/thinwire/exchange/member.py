@@ -251,10 +251,7 @@ class Member(ABC):
         self._last_beat = self.time.now()
         header: Header = {"t": "beat", "a": self._seat.attempt, "landed": self._joint.landed, "progress": self.progress}
         header |= {"bytes": self.bytes_sent + self.aside_bytes, "received": self.bytes_received}
-        header["waiting"], header["refused"] = (
-            self._waiting_for(),
-            self._rounds.refused + getattr(self._link, "refused", 0),
-        )
+        header |= {"waiting": self._waiting_for(), "refused": self._rounds.refused + getattr(self._link, "refused", 0)}
         self._link.send(COORDINATOR, header)
 
     def _send(self, peer: int, header: Header, payload: memoryview | None) -> None:

@@ -14,6 +14,8 @@ from thinwire.strategies.checks import at_least, one_of, within
 PROBES = (8, 4)
 """Fragment counts of the first rounds: two sizes, so that latency and bandwidth can be told apart."""
 PROBE_ROUNDS = 6
+KEPT = 1.5
+"""Times the fragments that would do, which are kept: cutting anew costs a round of each."""
 CODECS = {32: "float32", 16: "bfloat16", 8: "int8", 4: "int4", 2: "int2"}
 """By the bits of a value."""
 
@@ -101,7 +103,7 @@ class Relay(Strategy):
             wire = relay.num_fragments(ratio, bits, latency=latency, most=most)
             round_s = (measured.step_s or 1.0) * max(1.0, latency)
             count = max(wire, relay.fragments_in_passing(measured.handling_s or 0.0, round_s, most=most))
-            if current and count <= current.fragments <= count * 2 and codec == current.codec:
+            if current and count <= current.fragments <= count * KEPT and codec == current.codec:
                 count = current.fragments
         waits = count * max(1.0, latency) if self._knows(measured) else 0.0
         decay = relay.choose_momentum(waits, measured.workers) if self.momentum == "auto" else self.momentum
