@@ -27,11 +27,14 @@ class State(NamedTuple):
     rows: int
     total: float | None
     detail: str
+    before: int = 0
+    """Rows that an earlier run had done."""
 
     def text(self, seconds: float) -> str:
         """In one line of plain text."""
         share = f"{min(1.0, self.rows / self.total):4.0%}" if self.total else f"{self.rows:,} rows"
-        rate = f"{self.rows / seconds:,.0f} rows/s" if self.rows and seconds > 0 else ""
+        done = self.rows - self.before
+        rate = f"{done / seconds:,.0f} rows/s" if done > 0 and seconds > 0 else ""
         return "  ".join(filter(None, (f"{seconds:6.0f} s", share, self.phase, self.detail, rate)))
 
 
@@ -148,6 +151,7 @@ class Display:
         self._coordinator, self._job = coordinator, job
         self._face = face_for(wanted)
         self._validated = ""
+        self._before: int | None = None
 
     def __enter__(self) -> Display:
         self.turn()
@@ -193,7 +197,9 @@ class Display:
         loss = f"loss {sum(losses) / len(losses):.4f}" if losses else ""
         members = len(self._coordinator.membership.members)
         phase = f"training on {members} workers" if rows else "reading rows, starting workers"
-        return State(phase, rows, self._total(), "  ".join(filter(None, (loss, self._validated))))
+        if rows and self._before is None:
+            self._before = rows if self._job.resume is not None else 0
+        return State(phase, rows, self._total(), "  ".join(filter(None, (loss, self._validated))), self._before or 0)
 
     def _total(self) -> float | None:
         plan = self._job.plan

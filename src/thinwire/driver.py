@@ -75,16 +75,19 @@ class Run:
             with Display(coordinator, self._job, progress) as display:
                 self._log.listen(display.see)
                 interrupted = False
-                while True:
-                    try:
-                        outcome = coordinator.run(display.turn)
-                        break
-                    except KeyboardInterrupt:
-                        if interrupted:
-                            raise
-                        interrupted = True
-                        display.say("stopping at the next round and leaving a checkpoint; Ctrl-C again to stop at once")
-                        coordinator.interrupt()
+                try:
+                    while True:
+                        try:
+                            outcome = coordinator.run(display.turn)
+                            break
+                        except KeyboardInterrupt:
+                            if interrupted:
+                                raise
+                            interrupted = True
+                            display.say("stopping at the next round with a checkpoint; Ctrl-C again to stop at once")
+                            coordinator.interrupt()
+                finally:
+                    self._log.leave(display.see)
             return outcome, self._job.time.now() - began
         finally:
             workforce.stop()

@@ -113,7 +113,7 @@ class Progressed(Event):
     loss: float | None
     busy: float
     gap_s: float
-    """Longest pause between two steps since the last such event."""
+    """Longest pause between two steps since the worker's last such event."""
     landed: int
     bytes_sent: int
     bytes_received: int = 0

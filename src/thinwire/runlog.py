@@ -40,6 +40,10 @@ class RunLog:
         """Adds someone who is told of every event."""
         self._listeners.append(listener)
 
+    def leave(self, listener: Listener) -> None:
+        """Takes someone out again."""
+        self._listeners.remove(listener)
+
     def emit(self, event: Event) -> bool:
         """Writes an event and tells everyone; True when a listener wants the run to stop."""
         event = dataclasses.replace(event, time=self._clock())

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import functools
 import json
+import logging
 import secrets
 import tempfile
 import uuid
@@ -52,6 +53,8 @@ from thinwire.replicas.objectives import (
 from thinwire.runlog import RunLog
 from thinwire.strategies import Strategy, name_of
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Result:
@@ -69,10 +72,22 @@ class Result:
 
     def frame(self, spark: Any = None) -> Any:
         """The history as a pandas DataFrame, or as one of the Spark session that is given."""
-        import pandas
-
-        found = pandas.DataFrame(self.history)
-        return found if spark is None else spark.createDataFrame(found)
+        try:
+            import pandas
+        except ImportError:
+            raise ConfigError("frame needs pandas: pip install 'thinwire[spark]'") from None
+        if spark is None:
+            return pandas.DataFrame(self.history)
+        if not self.history:
+            raise ConfigError("there is no history: give validation rows, and every evaluation has a row in it")
+        names = list(dict.fromkeys(name for row in self.history for name in row))
+        whole = {name: all(isinstance(row.get(name), int) for row in self.history) for name in names}
+        schema = ", ".join(f"`{name}` {'bigint' if whole[name] else 'double'}" for name in names)
+        rows = [
+            tuple(row.get(n) if whole[n] or row.get(n) is None else float(row[n]) for n in names)
+            for row in self.history
+        ]
+        return spark.createDataFrame(rows, schema)
 
 
 def fit(
@@ -267,12 +282,19 @@ def fit(
             raise Interrupted(run.how_to_resume(out, outcome))
         result = Result(run.trained(outcome), outcome.history, summary)
         for callback in callbacks:
-            getattr(callback, "finish", _nothing)(result)
+            _finish(callback, result)
         return result
 
 
-def _nothing(result: Result) -> None:
-    return
+def _finish(callback: Any, result: Result) -> None:
+    """Gives a sink the result; what goes wrong there is no reason to lose the model."""
+    finish = getattr(callback, "finish", None)
+    if not callable(finish):
+        return
+    try:
+        finish(result)
+    except Exception as error:
+        _log.warning("callback %r failed at the end: %s: %s", callback, type(error).__name__, error)
 
 
 def _default_cluster(data: Any) -> Cluster:

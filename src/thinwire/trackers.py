@@ -7,58 +7,94 @@ the result once there is one. Both of these need a package of their own: the ext
 from __future__ import annotations
 
 import abc
+import functools
 import importlib
 import inspect
 import logging
 import math
-from collections.abc import Mapping
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from thinwire.dashboard.server import as_dict
 from thinwire.dashboard.story import Story
 from thinwire.errors import ConfigError
-from thinwire.events import Evaluated, Event, RunEnded, RunStarted, WorkerLost
+from thinwire.events import Evaluated, Event, Progressed, RunEnded, RunStarted, WorkerLost
 
 if TYPE_CHECKING:
     from thinwire.session import Result
 
 _log = logging.getLogger(__name__)
+MOST_WAITING = 1000
+"""Events that a tracker may be behind before reports of progress are left out."""
+END_S, KEEP_S = 30.0, 600.0
+"""How long the end of a run waits for what is left, and for the model to be kept."""
+MOST_TEXT = 500
 EVERY_S = ("loss", "rows_per_s", "busy", "sent_bytes", "workers")
 
 
 class Tracker(abc.ABC):
-    """Sums events up, once a second at most, and gives the numbers on by name and step."""
+    """Sums events up, once a second at most, and gives the numbers on by name and step.
+
+    All of it happens on a thread of its own: a server that is slow or away must not hold up who trains. A tracker that
+    fails says so once and is left out.
+    """
 
     def __init__(self) -> None:
         self._story = Story()
         self._ticked: float | None = None
         self._failed = False
+        self._started = False
+        self._work: queue.Queue[Callable[[], None]] = queue.Queue()
+        self._thread: threading.Thread | None = None
 
     def __call__(self, event: Event) -> None:
-        """Takes an event in. A tracker that fails says so once and is left out: training goes on."""
-        if self._failed:
+        """Takes an event in. Where the thread does not keep up, reports of progress are left out."""
+        if self._failed or (isinstance(event, Progressed) and self._work.qsize() > MOST_WAITING):
             return
-        try:
-            self._see(event)
-        except Exception as error:
-            self._fail(error)
+        self._do(functools.partial(self._see, event))
+        if isinstance(event, RunEnded):
+            self._wait(END_S)
 
     def finish(self, result: Result) -> None:
         """Takes the result in, after the last event."""
-        if self._failed:
-            return
-        try:
-            self.keep(result)
-        except Exception as error:
-            self._fail(error)
+        if not self._failed:
+            self._do(functools.partial(self.keep, result))
+            self._wait(KEEP_S)
+
+    def _do(self, act: Callable[[], None]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
+            self._thread.start()
+        self._work.put(act)
+
+    def _wait(self, seconds: float) -> None:
+        done = threading.Event()
+        self._do(done.set)
+        if not done.wait(seconds) and not self._failed:
+            self._fail(TimeoutError(f"it did not answer within {seconds:g} s"))
+
+    def _run(self) -> None:
+        while True:
+            act = self._work.get()
+            try:
+                act()
+            except Exception as error:
+                self._fail(error)
 
     def _fail(self, error: Exception) -> None:
+        if not self._failed:
+            _log.warning("%s keeps nothing more of this run, which goes on: %s", type(self).__name__, error)
         self._failed = True
-        _log.warning("%s keeps nothing more of this run, which goes on: %s", type(self).__name__, error)
 
     def _see(self, event: Event) -> None:
+        if self._failed:
+            return
         self._story.feed(as_dict(event))
-        if isinstance(event, RunStarted):
+        if isinstance(event, RunStarted) and not self._started:
+            self._started = True
             told = {"strategy": event.strategy, "workers": event.workers, "seed": event.seed}
             told |= {f"strategy.{name}": value for name, value in event.knobs.items()}
             self.start(told | {"thinwire": event.version, "resumed_from": event.resumed_from or ""})
@@ -70,7 +106,8 @@ class Tracker(abc.ABC):
         if isinstance(event, Evaluated):
             self._numbers({f"validation/{k.removeprefix('val_')}": v for k, v in event.metrics.items()}, event.steps)
         elif isinstance(event, WorkerLost):
-            self.say(f"worker {event.worker} on {event.host} lost: {event.reason.splitlines()[0]}", event.steps)
+            reason = event.reason.splitlines() or [""]
+            self.say(f"worker {event.worker} on {event.host} lost: {reason[0]}", event.steps)
         elif isinstance(event, RunEnded):
             self.end(event.reason, event.summary)
 
@@ -144,41 +181,43 @@ class MLflow(Tracker):
         self, experiment: str | None = None, *, uri: str | None = None, name: str | None = None, model: bool = True
     ) -> None:
         super().__init__()
-        mlflow = _needs("mlflow", "mlflow")
-        self._client = mlflow.MlflowClient(tracking_uri=uri)
-        self._uri, self._name, self._keeps = uri, name, model
-        self._experiment = "0"
-        if experiment is not None:
-            known = self._client.get_experiment_by_name(experiment)
-            self._experiment = known.experiment_id if known else self._client.create_experiment(experiment)
+        _needs("mlflow", "mlflow")
+        self._uri, self._name, self._keeps, self._experiment = uri, name, model, experiment
+        self._client: Any = None
         self.run_id: str | None = None
         """Of the run in MLflow, once one has begun."""
 
     def start(self, parameters: dict[str, Any]) -> None:
-        if self.run_id is None:
-            self.run_id = self._client.create_run(self._experiment, run_name=self._name).info.run_id
-        for name, value in parameters.items():
-            self._client.log_param(self.run_id, name, value)
+        import mlflow
+
+        self._client = mlflow.MlflowClient(tracking_uri=self._uri)
+        number = "0"
+        if self._experiment is not None:
+            known = self._client.get_experiment_by_name(self._experiment)
+            number = known.experiment_id if known else self._client.create_experiment(self._experiment)
+        self.run_id = self._client.create_run(number, run_name=self._name).info.run_id
+        told = [mlflow.entities.Param(name, str(value)[:MOST_TEXT]) for name, value in parameters.items()]
+        self._client.log_batch(self.run_id, params=told)
 
     def numbers(self, values: dict[str, float], step: int) -> None:
-        for name, value in values.items():
-            self._client.log_metric(self.run_id, name, value, step=step)
+        import mlflow
+
+        now = int(time.time() * 1e3)
+        told = [mlflow.entities.Metric(name, value, now, step) for name, value in values.items()]
+        self._client.log_batch(self.run_id, metrics=told)
 
     def say(self, text: str, step: int) -> None:
-        self._client.set_tag(self.run_id, f"thinwire.step_{step}", text)
+        self._client.set_tag(self.run_id, f"thinwire.step_{step}", text[:MOST_TEXT])
 
     def end(self, reason: str, summary: dict[str, Any]) -> None:
-        if self.run_id is None:
-            return
-        self._client.set_tag(self.run_id, "thinwire.ended", reason)
-        if not summary:
-            self._client.set_terminated(self.run_id, "FAILED")
-            return
-        for name, value in summary.items():
-            if isinstance(value, int | float) and math.isfinite(value):
-                self._client.log_metric(self.run_id, f"summary/{name}", float(value))
-        if not self._keeps:
-            self._client.set_terminated(self.run_id)
+        self._client.set_tag(self.run_id, "thinwire.ended", reason[:MOST_TEXT])
+        numbers = {f"summary/{k}": float(v) for k, v in summary.items() if isinstance(v, int | float)}
+        there = {name: value for name, value in numbers.items() if math.isfinite(value)}
+        if there:
+            self.numbers(there, int(summary.get("steps", 0)))
+        self._client.set_terminated(
+            self.run_id, "FINISHED" if summary.get("complete") else "KILLED" if summary else "FAILED"
+        )
 
     def keep(self, result: Result) -> None:
         """Keeps the module: `mlflow.pytorch.load_model(f"runs:/{run_id}/model")` brings it back."""
@@ -190,7 +229,7 @@ class MLflow(Tracker):
         try:
             if self._uri is not None:
                 mlflow.set_tracking_uri(self._uri)
-            with mlflow.start_run(run_id=self.run_id):
+            with mlflow.start_run(run_id=self.run_id, nested=True):
                 mlflow.pytorch.log_model(result.model, name="model", **_as_code(mlflow.pytorch.log_model))
         finally:
             mlflow.set_tracking_uri(before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,12 +85,14 @@ def test_the_stream_tells_every_run_and_one_in_detail(server: PageServer) -> Non
 
 def test_counters_for_prometheus(server: PageServer) -> None:
     connection, messages = stream(server)
-    next(messages)
+    while next(messages).get("head", {}).get("state") != "ended":
+        pass
     connection.close()
     status, headers, body = get(server, "/metrics")
     assert status == 200
     assert headers["Content-Type"].startswith("text/plain; version=0.0.4")
     assert body.count(b"thinwire_workers_lost_total{") == 2
+    assert b'/a"} 1\n' in body
 
 
 def test_another_site_that_points_here_is_refused(server: PageServer) -> None:
@@ -112,8 +115,36 @@ def test_wider_than_this_machine_a_token_is_needed(tmp_path: Path) -> None:
         assert get(server, f"/metrics?token={server.token}", Host="any")[0] == 200
         assert get(server, "/page.js")[0] == 200
         assert len(server.token) >= 20
+        assert get(server, "/metrics", Authorization=f"Bearer {server.token}")[0] == 200
+        assert get(server, "/metrics", Authorization="Bearer wrong")[0] == 403
     finally:
         server.close()
+
+
+def test_a_token_of_ones_own_stays_and_is_not_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THINWIRE_DASHBOARD_TOKEN", "a-secret-of-mine")
+    server = serve([str(write(tmp_path / "a", events(1, 2)))], "0.0.0.0")
+    try:
+        assert "a-secret-of-mine" not in server.url
+        assert get(server, "/?token=a-secret-of-mine")[0] == 200
+    finally:
+        server.close()
+
+
+def test_ipv6(tmp_path: Path) -> None:
+    folder = str(write(tmp_path / "a", events(1, 2)))
+    try:
+        server = serve([folder], "::1")
+    except ConfigError as error:
+        pytest.skip(f"no IPv6 here: {error}")
+    with socket.create_connection(("::1", server.server_address[1]), timeout=5):
+        pass
+    server.close()
+
+
+def test_an_address_that_nobody_can_read_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"foo://x.* cannot be read"):
+        serve(["foo://x"])
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
@@ -129,6 +160,45 @@ def test_streams_are_limited_and_given_back(server: PageServer) -> None:
     assert get(server, "/stream")[0] == 503
     for connection, _ in opened:
         connection.close()
+    opened.clear()
+    deadline = time.monotonic() + 30
+    while get_status(server) != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+
+
+def get_status(server: PageServer) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
+    try:
+        connection.request("GET", "/stream")
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_what_is_no_number_and_what_is_no_plain_value_reaches_the_page_all_the_same() -> None:
+    page = Dashboard()
+    try:
+        knobs = {"optimizer": print, "lr": float("inf")}
+        page(happened.RunStarted(strategy="x", knobs=knobs, workers=1, rows=1, validation_rows=0, seed=0))
+        metrics = {"val_loss": float("nan")}
+        page(happened.Evaluated(number=1, epoch=1, steps=1, rows=1, metrics=metrics, validation_rows=1, best=True))
+        connection, messages = stream(page._server)
+        told = next(messages)
+        connection.close()
+        assert told["head"]["metrics"] == {"val_loss": None}
+        assert told["head"]["knobs"] == {"optimizer": str(print), "lr": None}
+        assert told["series"]["m:val_loss"]["p"][0][2] is None
+    finally:
+        page.close()
+
+
+def test_the_page_is_told_for_how_long_there_was_no_news(server: PageServer) -> None:
+    connection, messages = stream(server)
+    quiet = next(message for message in messages if "quiet_s" in message)
+    connection.close()
+    assert quiet["error"] == ""
+    assert quiet["quiet_s"] >= 0
 
 
 def test_a_live_run_is_on_the_page_to_its_last_event() -> None:
@@ -159,5 +229,5 @@ def test_who_reads_hears_the_end_before_the_server_goes() -> None:
     page(happened.RunStarted(strategy="relay", knobs={}, workers=1, rows=1, validation_rows=0, seed=0))
     page(happened.RunEnded(reason="done", summary={}))
     page.close()
-    assert [m["head"]["state"] for m in messages][-1] == "ended"
+    assert [m["head"]["state"] for m in messages if "head" in m][-1] == "ended"
     connection.close()

@@ -31,7 +31,9 @@ def test_a_series_keeps_its_ends_however_long_it_gets() -> None:
         series.add(float(t), 2.0 * t)
     assert len(series.points) < 100
     assert series.points[0][0] < 5_000
-    assert series.points[-1][0] > 95_000
+    newest = series.since(None)
+    assert newest is not None
+    assert newest.get("last", newest["p"][-1]) == [99_999.0, 199_998.0]  # type: ignore[index]
     assert all(v == 2 * t for t, v in series.points)
 
 
@@ -44,7 +46,9 @@ def test_a_reader_gets_each_point_once_and_all_of_it_after_a_fold() -> None:
             mine = [*mine[:at], *points]  # type: ignore[misc,has-type]
             seen = series.mark
             assert mine == [list(p) for p in series.points]
-    assert series.since(seen) is None or seen != series.mark
+            assert new.get("last", points[-1:][0] if points else None) in ([float(t)], None) or t in mine[-1]
+            assert series.since(seen) is None
+    assert [499.0] in (mine[-1:][0], (series.since(None) or {}).get("last"))  # the newest is always told
 
 
 def test_the_table_says_who_was_lost_and_came_back() -> None:
@@ -86,7 +90,65 @@ def test_what_is_damaged_is_counted_and_left() -> None:
         story.feed(bad)
     story.feed({"kind": "progressed", "time": 1.0, "worker": "?", "rows": 1, "steps": 1})
     assert story.workers[0].rows == before
-    assert story.head["unread"] == 4
+    story.feed({"kind": "evaluated", "time": 2.0, "metrics": [1]})
+    assert story.head["unread"] == 5
+
+
+def test_one_who_was_only_not_heard_for_a_while_is_not_counted_twice() -> None:
+    story = told(2, 20, ends=False)
+    story.feed({"kind": "worker_lost", "time": BEGAN + 21, "worker": 1, "attempt": 0, "host": "a", "reason": "silent"})
+    story.feed({"kind": "worker_joined", "time": BEGAN + 40, "worker": 1, "attempt": 0, "host": "a", "again": True})
+    last = [e for e in events(2, 41, ends=False) if e["kind"] == "progressed" and e["worker"] == 1][-1]
+    story.feed(last)
+    assert story.workers[1].sent == 41_000
+    assert story.series["total"].points[-1][5] <= 20 + 20 + 2  # the time in which it was not there does not count
+
+
+def test_a_run_that_is_resumed_goes_on_and_one_that_begins_anew_starts_anew() -> None:
+    story, reader = Story(), Reader()
+    first = list(events(2, 50, lost=1))
+    for event in first:
+        story.feed(event)
+    reader.news(story)
+    day = 86_400.0
+    for event in events(2, 50):
+        resumed = event["kind"] == "run_started"
+        story.feed(event | {"time": event["time"] + day} | ({"resumed_from": "000001"} if resumed else {}))
+    assert story.workers[1].lost == 1
+    assert story.head["now"] - story.head["began"] < 110, "the day between is no part of it"
+    assert (story.newest["busy"] or 1) > 0.5
+    rows, alive = story.series["total"].points[-1][1], story.series["total"].points[-1][5]
+    assert rows == 2 * 640 * 50
+    assert alive is not None
+    assert alive < 2 * 110
+    for event in events(3, 10):
+        story.feed(event)
+    assert len(story.workers) == 3
+    assert story.workers[1].lost == 0
+    news = reader.news(story)
+    assert news is not None
+    assert news["fresh"]
+    assert all(part["at"] == 0 for part in news["series"].values())
+
+
+def test_deaths_outlive_what_happens_often() -> None:
+    story = told(2, 20, lost=1, ends=False)
+    for number in range(2000):
+        story.feed({"kind": "checkpoint_saved", "time": BEGAN + 30 + number, "name": str(number), "steps": 1})
+    kinds = [mark["kind"] for mark in story.marks]
+    assert kinds.count("lost") == kinds.count("reborn") == 1
+    assert len(kinds) < 1000
+
+
+def test_fragments_that_were_cut_anew_leave_no_old_ones() -> None:
+    story = Story()
+    landed = {"kind": "round_landed", "time": 1.0, "codec": "int4", "seconds": 0.1, "late": 1, "period": 8}
+    for number in range(8):
+        story.feed(landed | {"fragments": 8, "fragment": number, "round": number})
+    story.feed({"kind": "setting_changed", "time": 2.0, "why": "faster", "since": 9})
+    for number in range(4):
+        story.feed(landed | {"fragments": 4, "fragment": number, "round": 9 + number})
+    assert sorted(story.fragments) == [0, 1, 2, 3]
 
 
 def test_a_reader_is_told_the_rest_only() -> None:
@@ -155,7 +217,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_prometheus_gets_every_counter() -> None:
-    text = exposition([('a"b\n', told(2, 20, ends=False), threading.Lock())])
+    text = exposition([('a"b\n', told(2, 20, ends=False), threading.Lock(), 0.0)])
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     assert 'thinwire_rows_total{run="a\\"b\\n"} 25600' in lines
     assert 'thinwire_run_active{run="a\\"b\\n"} 1' in lines

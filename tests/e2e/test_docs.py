@@ -114,6 +114,8 @@ WHOLE = {
     "tutorials/dataframe-to-predictions.md": ("pyspark",),
     "tutorials/choosing-a-strategy.md": (),
     "how-to/watch.md": ("mlflow", "tensorboard"),
+    "how-to/drills.md": (),
+    "how-to/clusters.md": ("pyspark",),
 }
 """Pages whose code is one program from top to bottom, and what it needs."""
 
@@ -145,7 +147,10 @@ EXAMPLES = {
     "resume.py": [],
     "compare_strategies.py": ["--epochs", "1", "--workers", "2", "--picture", "picture.svg"],
     "spark_digits.py": [],
-    "spark_sql_and_stream.py": [],
+    "sql_to_table.py": [],
+    "stream.py": [],
+    "char_lstm.py": ["--steps", "8"],
+    "cifar10_strategies.py": ["--steps", "24"],
     "sparknet_by_hand.py": [],
     "pretrain.py": [],
 }
@@ -160,6 +165,20 @@ def test_an_example_runs_and_prints_something(name: str, tmp_path: Path) -> None
     assert len(printed.split()) > 3
     if name == "resume.py":
         assert "bit for bit: yes" in printed
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
+    nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: see the extra dev")
+    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed: see the extra dev")
+    pytest.importorskip("ipykernel", reason="ipykernel is not installed: see the extra dev")
+    book = nbformat.read(ROOT / "examples" / "first_run.ipynb", as_version=4)
+    assert all(not cell.outputs for cell in book.cells if cell.cell_type == "code"), "outputs are not committed"
+    nbclient.NotebookClient(book, timeout=100, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    outputs = [out for cell in book.cells if cell.cell_type == "code" for out in cell.outputs]
+    shown = [out["data"]["text/plain"] for out in outputs if out.output_type == "display_data"]
+    assert any("done" in text and "█" in text for text in shown), "the bar is one output that was replaced"
+    assert not any(out.output_type == "error" for out in outputs)
 
 
 def test_the_first_example_is_the_readmes() -> None:

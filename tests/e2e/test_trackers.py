@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +34,14 @@ class Kept(Tracker):
     def __init__(self) -> None:
         super().__init__()
         self.parameters: dict[str, Any] = {}
+        self.starts = 0
         self.rows: list[tuple[int, dict[str, float]]] = []
         self.ends: list[tuple[str, bool]] = []
         self.result: tw.Result | None = None
 
     def start(self, parameters: dict[str, Any]) -> None:
         self.parameters = parameters
+        self.starts += 1
 
     def numbers(self, values: dict[str, float], step: int) -> None:
         self.rows.append((step, values))
@@ -80,6 +84,43 @@ def test_one_that_fails_is_left_out_and_the_run_goes_on(caplog: pytest.LogCaptur
     assert result.summary["complete"]
     assert away.result is None
     assert sum("nobody answers" in record.message for record in caplog.records) == 1
+
+
+def test_one_that_never_answers_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As MLflow's client, which tries again for minutes when its server is away."""
+    monkeypatch.setattr("thinwire.trackers.END_S", 0.5)
+
+    class Slow(Kept):
+        def start(self, parameters: dict[str, Any]) -> None:
+            time.sleep(30)
+
+    began = time.monotonic()
+    result = fit(Slow())
+    assert result.summary["complete"]
+    assert time.monotonic() - began < 25
+
+
+def test_a_run_that_goes_on_is_one_run() -> None:
+    kept = Kept()
+    started = events.RunStarted(strategy="relay", knobs={}, workers=1, rows=1, validation_rows=0, seed=0)
+    for event in (started, dataclasses.replace(started, resumed_from="000002")):
+        kept(event)
+    kept(events.RunEnded(reason="interrupted", summary={"complete": False}))
+    assert kept.starts == 1
+    assert kept.ends == [("interrupted", True)]
+
+
+def test_a_callback_whose_finish_fails_costs_no_model(caplog: pytest.LogCaptureFixture) -> None:
+    class Bad:
+        def __call__(self, event: events.Event) -> None:
+            return
+
+        def finish(self) -> None:
+            return
+
+    with caplog.at_level(logging.WARNING):
+        assert fit(Bad()).summary["complete"]
+    assert "failed at the end" in caplog.text
 
 
 def test_a_callback_with_a_finish_gets_the_result() -> None:

@@ -11,6 +11,7 @@ from thinwire.errors import ConfigError, nearest
 
 BENCHES = {
     "comparison": "comparison",
+    "dashboard": "dashboard",
     "exchange": "exchange",
     "forecast": "forecast",
     "ingest": "frames",

@@ -28,7 +28,10 @@ class Follower:
 
     def __init__(self, out: str) -> None:
         self.url = f"{out.rstrip('/')}/events.jsonl"
-        self._filesystem, self._path = fsspec.url_to_fs(self.url)
+        try:
+            self._filesystem, self._path = fsspec.url_to_fs(self.url)
+        except (ValueError, ImportError) as error:
+            raise ConfigError(f"{out!r} cannot be read: {error}") from None
         self._offset = 0
         self._rest = b""
         self._chance = random.Random(0)

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from thinwire.dashboard.story import Story
 
+SILENT_S = 60.0
+"""Without news, after which a run that has not ended counts as dead."""
 RUN = (
     ("thinwire_run_active", "gauge", "1 while the run goes on"),
     ("thinwire_workers_live", "gauge", "workers that are stepping"),
@@ -23,19 +25,19 @@ WORKER = (
 )
 
 
-def exposition(runs: Sequence[tuple[str, Story, threading.Lock]]) -> str:
-    """All runs' counters.
+def exposition(runs: Sequence[tuple[str, Story, threading.Lock, float]]) -> str:
+    """All runs' counters; the last of each run is for how many seconds there was no news of it.
 
     >>> story = Story()
     >>> story.feed({"kind": "worker_joined", "time": 5.0, "worker": 0, "host": "a"})
-    >>> text = exposition([("runs/a", story, threading.Lock())])
+    >>> text = exposition([("runs/a", story, threading.Lock(), 0.0)])
     >>> [line for line in text.splitlines() if line.startswith("thinwire_workers_live")]
     ['thinwire_workers_live{run="runs/a"} 1']
     """
     found: dict[str, list[str]] = {}
-    for title, story, lock in runs:
+    for title, story, lock, quiet_s in runs:
         with lock:
-            for name, labels, value in _samples(title, story):
+            for name, labels, value in _samples(title, story, quiet_s):
                 found.setdefault(name, []).append(f"{name}{{{labels}}} {value:.10g}")
     lines = []
     for name, kind, text in (*RUN, *WORKER, ("thinwire_metric", "gauge", "of the joint model, at the last evaluation")):
@@ -44,11 +46,11 @@ def exposition(runs: Sequence[tuple[str, Story, threading.Lock]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _samples(title: str, story: Story) -> Iterable[tuple[str, str, float]]:
+def _samples(title: str, story: Story, quiet_s: float) -> Iterable[tuple[str, str, float]]:
     run = f'run="{_escaped(title)}"'
     rows = story.workers.values()
     totals = (
-        float(story.head.get("state") == "running"),
+        float(story.head.get("state") == "running" and quiet_s < SILENT_S),
         float(sum(row.state == "stepping" for row in rows)),
         float(sum(row.lost for row in rows)),
         float(sum(row.rows for row in rows)),

@@ -7,6 +7,7 @@ from typing import Literal
 
 Point = tuple[float | None, ...]
 Fold = Literal["mean", "last"]
+Mark = tuple[int, int, int]
 
 
 class Series:
@@ -45,18 +46,21 @@ class Series:
             self._stride *= 2
             self.version += 1
 
-    def since(self, seen: tuple[int, int] | None) -> dict[str, object] | None:
+    def since(self, seen: Mark | None) -> dict[str, object] | None:
         """What a reader does not know yet, who has seen so many points of a version; None where that is nothing."""
-        version, count = seen if seen is not None else (-1, 0)
+        version, count, pending = seen if seen is not None else (-1, 0, 0)
         start = count if version == self.version else 0
-        if start == len(self.points) and version == self.version:
+        if (version, count, pending) == self.mark:
             return None
-        return {"v": self.version, "at": start, "p": [_short(point) for point in self.points[start:]]}
+        told: dict[str, object] = {"v": self.version, "at": start, "p": [_short(p) for p in self.points[start:]]}
+        if self._pending:  # the newest, until enough have come to make a point
+            told["last"] = _short(self._pending[-1])
+        return told
 
     @property
-    def mark(self) -> tuple[int, int]:
-        """Version and length: what a reader who has all of it has seen."""
-        return self.version, len(self.points)
+    def mark(self) -> Mark:
+        """Version, length and what waits to be a point: what a reader who has all of it has seen."""
+        return self.version, len(self.points), len(self._pending)
 
     def _one(self, points: Sequence[Point]) -> Point:
         if self._fold == "last" or len(points) == 1:

@@ -5,6 +5,11 @@ from __future__ import annotations
 import dataclasses
 import hmac
 import json
+import math
+import os
+import secrets
+import select
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +17,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
+from itertools import islice
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -19,9 +25,12 @@ from thinwire.dashboard.prometheus import exposition
 from thinwire.dashboard.story import Reader, Story
 from thinwire.errors import ConfigError
 
-NEWS_S, PING_S, POLL_S, DRAIN_S = 0.5, 10.0, 0.5, 3.0
+NEWS_S, PING_S, POLL_S, DRAIN_S = 0.5, 5.0, 0.5, 3.0
 MOST_STREAMS = 32
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+ANYWHERE = ("0.0.0.0", "::")
+TOKEN = "THINWIRE_DASHBOARD_TOKEN"
+"""Names a token that stays the same from one start to the next, for those who scrape."""
 FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
@@ -48,17 +57,30 @@ class Source:
     story: Story = field(default_factory=Story)
     lock: threading.Lock = field(default_factory=threading.Lock)
     error: str = ""
+    """Why there may be no news."""
+    heard: float = field(default_factory=time.monotonic)
+
+    @property
+    def quiet_s(self) -> float:
+        """For how long there has been no news."""
+        return time.monotonic() - self.heard
 
     def take_in(self) -> None:
         """Feeds what is new to the story, a little at a time so that who reads is not kept waiting."""
         events = iter(self.poll())
-        while True:
-            with self.lock:
-                for _ in range(2000):
-                    event = next(events, None)
-                    if event is None:
-                        return
-                    self.story.feed(event)
+        while some := list(islice(events, 2000)):
+            self.feed(some)
+
+    def feed(self, events: list[dict[str, Any]]) -> None:
+        with self.lock:
+            for event in events:
+                self.story.feed(event)
+        self.heard = time.monotonic()
+
+
+def token_for(host: str) -> str:
+    """None is needed on this machine; elsewhere the environment's, or a new one."""
+    return "" if host in LOOPBACK else os.environ.get(TOKEN) or secrets.token_urlsafe(16)
 
 
 class PageServer(ThreadingHTTPServer):
@@ -68,6 +90,7 @@ class PageServer(ThreadingHTTPServer):
 
     def __init__(self, sources: list[Source], host: str, port: int, token: str) -> None:
         self.sources, self.token = sources, token
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         if not token and host not in LOOPBACK:
             raise ConfigError(f"a page on {host} can be read by others; give it a token")
         self.streams = threading.Semaphore(MOST_STREAMS)
@@ -83,9 +106,11 @@ class PageServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
+        """Where a browser finds it, with its token; one that the environment gave is left for the reader to fill in."""
         host, port = str(self.server_address[0]), int(self.server_address[1])
-        shown = "localhost" if host in LOOPBACK else host
-        return f"http://{shown}:{port}/" + (f"?token={self.token}" if self.token else "")
+        shown = socket.getfqdn() if host in ANYWHERE else "localhost" if host in LOOPBACK else host
+        token = f"${TOKEN}" if self.token and self.token == os.environ.get(TOKEN) else self.token
+        return f"http://{f'[{shown}]' if ':' in shown else shown}:{port}/" + (f"?token={token}" if token else "")
 
     def start(self) -> PageServer:
         for thread in self._loops:
@@ -132,7 +157,7 @@ class Handler(BaseHTTPRequestHandler):
             page = resources.files("thinwire.dashboard").joinpath("assets").joinpath(name).read_bytes()
             self._send(HTTPStatus.OK, page, kind)
         elif asked.path == "/metrics":
-            told = exposition([(source.title, source.story, source.lock) for source in self.server.sources])
+            told = exposition([(s.title, s.story, s.lock, s.quiet_s) for s in self.server.sources])
             self._send(HTTPStatus.OK, told.encode(), "text/plain; version=0.0.4; charset=utf-8")
         elif asked.path == "/stream":
             self._stream(query)
@@ -146,7 +171,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.server.token:
             if public:  # the same for everyone, and in the wheel
                 return True
-            given = query.get("token", [""])[0]
+            given = self.headers.get("Authorization", "").removeprefix("Bearer ") or query.get("token", [""])[0]
             return hmac.compare_digest(given.encode(), self.server.token.encode())
         host = urlsplit(f"//{self.headers.get('Host', '')}").hostname  # another site's name may point here
         return host in LOOPBACK
@@ -177,32 +202,49 @@ class Handler(BaseHTTPRequestHandler):
         finally:
             self.server.streams.release()
 
+    def _went(self) -> bool:
+        """Whether the browser has closed its end."""
+        ready, _, _ = select.select([self.connection], [], [], 0)
+        return bool(ready) and not self.connection.recv(1, socket.MSG_PEEK)
+
     def _tell(self, detailed: int) -> None:
         readers = [Reader() for _ in self.server.sources]
         spoke = 0.0
         last = False
-        while not last:
+        while not last and not self._went():
             last = self.server.closing.is_set()
             runs = []
             for number, (source, reader) in enumerate(zip(self.server.sources, readers, strict=True)):
                 with source.lock:
                     news = reader.news(source.story, detail=number == detailed)
-                    line = None if news is None else json.dumps({"run": number, "title": source.title, **news})
-                if line is not None:
-                    runs.append(line)
+                    if news is not None:
+                        runs.append(_json({"run": number, "title": source.title, **news}))
             now = time.monotonic()
+            if now - spoke > PING_S:  # so that a page knows that the server is there, and how long there was no news
+                for number, source in enumerate(self.server.sources):
+                    runs.append(_json({"run": number, "quiet_s": source.quiet_s, "error": source.error}))
+                spoke = now
             for line in runs:
                 self.wfile.write(f"data: {line}\n\n".encode())
-            if not runs and now - spoke > PING_S:
-                self.wfile.write(b": still here\n\n")
-            if runs or now - spoke > PING_S:
-                self.wfile.flush()
-                spoke = now
+            self.wfile.flush()
             self.server.closing.wait(NEWS_S)
 
 
 def _number(text: str, count: int) -> int:
     return int(text) if text.isdecimal() and int(text) < count else 0
+
+
+def _json(value: dict[str, Any]) -> str:
+    """As browsers read it: what is no number is null, what is no plain value is its text."""
+    return json.dumps(_plain(value), default=str, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def as_dict(event: Any) -> dict[str, Any]:

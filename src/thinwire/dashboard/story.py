@@ -6,11 +6,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from thinwire.dashboard.series import Series
+from thinwire.dashboard.series import Mark, Series
 
 TICK_S = 1.0
-MOST_MARKS = 400
-LANE_POINTS = 240
+MOST_MARKS, MOST_DEATHS = 200, 1000
+RARE = ("lost", "failed", "reborn", "resumed", "hurts", "ended")
+LANE_POINTS = 360
 FRESH = 0.2
 """Weight of the newest round in what a fragment's staleness and period are said to be."""
 
@@ -51,37 +52,58 @@ class WorkerRow:
 
 
 class Story:
-    """What has happened so far. Events come as they stand in `events.jsonl`."""
+    """What has happened so far. Events come as they stand in `events.jsonl`; a run that begins anew starts it anew."""
 
     def __init__(self) -> None:
+        self.beginnings = 0
+        """How often it started; who reads along has to start again too."""
+        self.changed = self.count = 0
+        """Grows with every event, so that who looks knows whether to look again."""
+        self._begin()
+
+    def _begin(self) -> None:
         self.head: dict[str, Any] = {"state": "waiting"}
         self.workers: dict[int, WorkerRow] = {}
         self.series: dict[str, Series] = {"train": Series(fold="mean"), "total": Series()}
-        self.marks: deque[dict[str, Any]] = deque(maxlen=MOST_MARKS)
         self.fragments: dict[int, dict[str, float]] = {}
-        self.count = 0
-        self.changed = 0
-        """Grows with every event, so that who looks knows whether to look again."""
-        self._sums = {"rows": 0.0, "sent": 0.0, "received": 0.0, "stepped": 0.0, "alive": 0.0}
-        self._before: dict[str, float] = {}
-        self._losses: list[tuple[float, int]] = []
-        self._ticked: float | None = None
-        self._told_marks = 0
         self.newest: dict[str, float | None] = {}
         """What the last second of the run came to, for those who keep such numbers elsewhere."""
+        self._marks: deque[dict[str, Any]] = deque(maxlen=MOST_MARKS)
+        self._deaths: deque[dict[str, Any]] = deque(maxlen=MOST_DEATHS)
+        self._sums = {"rows": 0.0, "sent": 0.0, "received": 0.0, "stepped": 0.0, "alive": 0.0}
+        self._before: dict[str, float] = {}
+        self._losses: list[float] = []
+        self._ticked: float | None = None
+        self._told_marks = 0
+        self._shift = 0.0
+        """Added to times: a run that goes on later, or in another virtual time, goes on where it stopped."""
+
+    @property
+    def marks(self) -> list[dict[str, Any]]:
+        """What happened, in order; what is rare is not pushed out by what is frequent."""
+        return sorted((*self._marks, *self._deaths), key=lambda mark: int(mark["n"]))
 
     def feed(self, event: dict[str, Any]) -> None:
         """Takes an event in; kinds it does not know are counted and left."""
         self.count += 1
         self.changed += 1
-        act = getattr(self, f"_on_{event.get('kind')}", None)
         try:
-            now = float(event["time"])
+            if event.get("kind") == "run_started" and "began" in self.head:
+                self._start_again(event)
+            act = getattr(self, f"_on_{event.get('kind')}", None)
+            now = float(event["time"]) + self._shift
             if act is not None:
                 act(event, now)
             self.head["now"] = max(now, float(self.head.get("now", now)))
-        except (KeyError, TypeError, ValueError, OverflowError):  # another version's, or a damaged line
+        except Exception:  # another version's, or a damaged line: no reason to end a run or a page
             self.head["unread"] = int(self.head.get("unread", 0)) + 1
+
+    def _start_again(self, event: dict[str, Any]) -> None:
+        if event.get("resumed_from"):
+            self._shift = float(self.head["now"]) - float(event["time"])
+            return
+        self.beginnings += 1
+        self._begin()
 
     # -- kinds ------------------------------------------------------------------------------------------------------
 
@@ -93,13 +115,15 @@ class Story:
         if event.get("resumed_from"):
             self._mark(now, "resumed", f"resumed from {event['resumed_from']}")
         for row in self.workers.values():
-            row.told = {}
+            row.told, row.attempt, row.state = {}, -1, "joined"
         self._ticked = now
 
     def _on_worker_joined(self, event: dict[str, Any], now: float) -> None:
         row = self._row(event, now)
-        row.host, row.attempt, row.state = str(event.get("host", "")), int(event.get("attempt", 0)), "stepping"
-        row.told = {}
+        attempt = int(event.get("attempt", 0))
+        if attempt != row.attempt:  # one that was only not heard for a while counts on
+            row.told = {}
+        row.host, row.attempt, row.state, row.seen = str(event.get("host", "")), attempt, "stepping", now
         if event.get("again"):
             self._mark(now, "reborn", f"worker {row.worker} is back on {row.host}", row.worker)
 
@@ -138,17 +162,19 @@ class Story:
         row.stepped += more["stepped"]
         row.sent, row.received = row.sent + int(more["sent"]), row.received + int(more["received"])
         row.rows, row.steps, row.seen = max(row.rows, rows), max(row.steps, steps), now
-        row.busy, row.gap_s = float(event.get("busy", 0.0)), float(event.get("gap_s", 0.0))
+        row.busy, row.gap_s = float(event.get("busy", 0.0)), max(row.gap_s, float(event.get("gap_s", 0.0)))
         row.state = "stepping"
         for name, value in more.items():
             self._sums[name] += value
         if event.get("loss") is not None:
             row.loss = float(event["loss"])
-            self._losses.append((row.loss, steps))
+            self._losses.append(row.loss)
         row.lane.add(now, row.stepped, row.exchanged, row.waited)
         self._tick(now)
 
     def _on_round_landed(self, event: dict[str, Any], now: float) -> None:
+        if event.get("fragments") != self.head.get("fragments"):  # cut anew
+            self.fragments = {}
         self.head |= {"codec": event.get("codec"), "fragments": event.get("fragments"), "round": event.get("round")}
         if event.get("fragment") is None:
             return
@@ -161,17 +187,20 @@ class Story:
 
     def _on_setting_changed(self, event: dict[str, Any], now: float) -> None:
         self.head["choice"] = event.get("why") or self.head.get("choice")
-        self.fragments = {}
         if event.get("why"):
             self._mark(now, "setting", str(event["why"]))
 
     def _on_tried(self, event: dict[str, Any], now: float) -> None:
+        for name in ("joint", "replicas", "best", "alone"):
+            if event.get(name) is not None:
+                series = self.series.setdefault(f"t:{name}", Series())
+                series.add(now, float(event.get("steps", 0)), float(event[name]))
         if event.get("hurts"):
             self._mark(now, "hurts", f"exchanging hurts: {event['hurts']}")
 
     def _on_evaluated(self, event: dict[str, Any], now: float) -> None:
         for name, value in (event.get("metrics") or {}).items():
-            series = self.series.setdefault(f"m:{name}", Series(fold="mean"))
+            series = self.series.setdefault(f"m:{name}", Series())
             series.add(now, float(event.get("steps", 0)), float(value))
         self.head |= {"metrics": event.get("metrics"), "evaluated": event.get("number")}
 
@@ -195,7 +224,8 @@ class Story:
 
     def _mark(self, now: float, kind: str, text: str, worker: int | None = None) -> None:
         self._told_marks += 1
-        self.marks.append({"n": self._told_marks, "t": now, "kind": kind, "text": text, "worker": worker})
+        kept = self._deaths if kind in RARE else self._marks
+        kept.append({"n": self._told_marks, "t": now, "kind": kind, "text": text, "worker": worker})
 
     def _tick(self, now: float, *, last: bool = False) -> None:
         took = now - (self._ticked if self._ticked is not None else now)
@@ -204,8 +234,8 @@ class Story:
         self._ticked = now
         steps, loss = max((row.steps for row in self.workers.values()), default=0), None
         if self._losses:
-            loss = sum(value for value, _ in self._losses) / len(self._losses)
-            self.series["train"].add(now, float(max(made for _, made in self._losses)), loss)
+            loss = sum(self._losses) / len(self._losses)
+            self.series["train"].add(now, float(steps), loss)
             self._losses = []
         grown = {name: value - self._before.get(name, 0.0) for name, value in self._sums.items()}
         self._before = dict(self._sums)
@@ -225,23 +255,31 @@ class Reader:
     """One who reads along: gets all of a story once, and then what is new."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[int, int]] = {}
-        self._changed = -1
-        self._marks = 0
+        self._start(-1)
+
+    def _start(self, beginning: int) -> None:
+        self._beginning = beginning
+        self._seen: dict[str, Mark] = {}
+        self._changed, self._marks = -1, 0
 
     def news(self, story: Story, *, detail: bool = True) -> dict[str, Any] | None:
         """What came since the last time; None where nothing did. Without detail, only what runs are compared by."""
+        fresh = story.beginnings != self._beginning
+        if fresh:
+            self._start(story.beginnings)
         if story.changed == self._changed:
             return None
         self._changed = story.changed
-        told: dict[str, Any] = {"head": story.head, "count": story.count, "series": {}}
+        told: dict[str, Any] = {"head": story.head, "count": story.count, "series": {}, "fresh": fresh}
         every = dict(story.series)
+        rows = [story.workers[worker].table() for worker in sorted(story.workers)]
+        told["lost"] = sum(int(row["lost"]) for row in rows)
         if detail:
             every |= {f"w:{row.worker}": row.lane for row in story.workers.values()}
-            told["workers"] = [story.workers[worker].table() for worker in sorted(story.workers)]
+            told["workers"] = rows
             told["fragments"] = [{"fragment": n, **story.fragments[n]} for n in sorted(story.fragments)]
             told["marks"] = [mark for mark in story.marks if mark["n"] > self._marks]
-            self._marks = story.marks[-1]["n"] if story.marks else 0
+            self._marks = max((int(mark["n"]) for mark in told["marks"]), default=self._marks)
         for name, series in every.items():
             new = series.since(self._seen.get(name))
             if new is not None:

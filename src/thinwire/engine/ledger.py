@@ -21,16 +21,29 @@ class Ledger:
         self.last: dict[int, Header] = {}
         """The last heartbeat of every worker."""
         self._emitted_at: dict[int, float] = {}
+        self._unsaid: dict[int, int] = {}
+        """Attempts of workers whose last heartbeat has not become an event."""
         self._epoch_losses: dict[int, dict[int, tuple[float, int]]] = {}
-        self._bytes_of_the_lost = 0
+        self._gaps: dict[int, float] = {}
+        self._gone: dict[tuple[int, int], int] = {}
+        """Bytes that attempts had sent when they were lost; one that is heard again tells of them itself."""
 
     def beat(self, worker: int, attempt: int, host: str, header: Header, now: float) -> None:
         """Books a heartbeat; once in a while it becomes an event."""
         self.last[worker] = {**header, "host": host}
+        self._gone.pop((worker, attempt), None)
         progress = header.get("progress") or {}
-        if not progress or now - self._emitted_at.get(worker, 0.0) < EMIT_S:
+        if not progress:
             return
-        self._emitted_at[worker] = now
+        self._gaps[worker] = max(self._gaps.get(worker, 0.0), float(progress["gap_s"]))
+        self._unsaid[worker] = attempt
+        if now - self._emitted_at.get(worker, 0.0) >= EMIT_S:
+            self._emitted_at[worker] = now
+            self._tell(worker)
+
+    def _tell(self, worker: int) -> None:
+        attempt, header = self._unsaid.pop(worker), self.last[worker]
+        progress = header["progress"]
         self._emit(
             events.Progressed(
                 worker=worker,
@@ -40,7 +53,7 @@ class Ledger:
                 epoch=int(progress["position"][0]),
                 loss=progress.get("loss"),
                 busy=float(progress["busy"]),
-                gap_s=float(progress["gap_s"]),
+                gap_s=self._gaps.pop(worker),
                 landed=int(header["landed"]),
                 bytes_sent=int(header["bytes"]),
                 bytes_received=int(header.get("received", 0)),
@@ -79,15 +92,17 @@ class Ledger:
         last = self.last.get(worker)
         if last is None:
             return {}
-        self._bytes_of_the_lost += int(last.get("bytes", 0))
+        self._gone[worker, int(last.get("a", 0))] = int(last.get("bytes", 0))
         self.last[worker] = {**last, "bytes": 0}
         return last
 
     def sum_up(self, out: Outcome, total_rows: int) -> None:
-        """Writes the totals into the outcome; so many rows are an epoch."""
+        """Writes the totals into the outcome, and tells what was not told yet; so many rows are an epoch."""
+        for worker in sorted(self._unsaid):
+            self._tell(worker)
         reports = list(self.last.values())
         states = [r.get("progress") or {} for r in reports]
-        out.bytes_sent = self._bytes_of_the_lost + sum(int(r.get("bytes", 0)) for r in reports)
+        out.bytes_sent = sum(self._gone.values()) + sum(int(r.get("bytes", 0)) for r in reports)
         out.refused += sum(int(r.get("refused", 0)) for r in reports)
         out.rounds = max((int(r.get("landed", 0)) for r in reports), default=0)
         out.steps = max((int(s.get("steps", 0)) for s in states), default=0)

@@ -21,7 +21,11 @@ class Cut:
 
     def fragment(self, round: int) -> Fragment:
         """The fragment of one round: they rotate."""
-        return _pieces(self.size, self.count)[(round - self.since) % self.count]
+        return _pieces(self.size, self.count)[self.number(round)]
+
+    def number(self, round: int) -> int:
+        """Which of the fragments it is."""
+        return (round - self.since) % self.count
 
     @property
     def count(self) -> int:

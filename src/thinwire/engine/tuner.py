@@ -47,7 +47,8 @@ class Tuner:
             self._remember(landed.size_bytes, landed.seconds)
         late, period = self._fresh(landed) if self._worker.lead else (None, None)
         if self._worker.lead and _looked_at(landed.round):
-            setting = self._worker.joint.cuts.at(landed.round).setting
+            cut = self._worker.joint.cuts.at(landed.round)
+            setting = cut.setting
             self._worker.event(
                 "round_landed",
                 round=landed.round,
@@ -57,7 +58,7 @@ class Tuner:
                 seconds=landed.seconds,
                 size_bytes=landed.size_bytes,
                 contributors=sorted(landed.notes),
-                fragment=landed.fragment.start * setting.fragments // max(1, self._worker.joint.size),
+                fragment=cut.number(landed.round),
                 late=late,
                 period=period,
             )

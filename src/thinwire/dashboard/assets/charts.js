@@ -5,7 +5,7 @@ const INSET = { left: 52, right: 10, top: 8, bottom: 22 };
 
 export function seconds(value) {
   if (!Number.isFinite(value)) return "–";
-  const whole = Math.max(0, value);
+  const whole = Math.max(0, value < 100 ? value : Math.round(value));
   if (whole < 100) return `${whole.toFixed(whole < 10 ? 1 : 0)} s`;
   const minutes = Math.floor(whole / 60);
   if (minutes < 100 && Math.round(whole % 60) === 0) return `${minutes} min`;
@@ -51,7 +51,7 @@ export class LineChart {
     this.box.className = "chart";
     const id = `chart-${options.id}`;
     this.box.innerHTML = `<h2 id="${id}"></h2><p class="key"></p>`;
-    this.box.querySelector("h2").textContent = options.title;
+    this.title();
     this.key = this.box.querySelector(".key");
     this.svg = made("svg", { tabindex: 0, role: "img", "aria-labelledby": id });
     this.box.append(this.svg);
@@ -61,6 +61,11 @@ export class LineChart {
     this.svg.addEventListener("blur", () => this.move(null));
     this.svg.addEventListener("keydown", (event) => this.press(event));
     new ResizeObserver(() => this.draw()).observe(this.svg);
+  }
+
+  title(text = this.options.title) {
+    this.named = text;
+    if (this.box.firstChild.textContent !== text) this.box.firstChild.textContent = text;
   }
 
   // lines: [{name, colour, dash, points: [[x, y], …]}]
@@ -73,8 +78,10 @@ export class LineChart {
   range() {
     const xs = [], ys = [];
     for (const line of this.lines) {
-      if (line.points.length) xs.push(line.points[0][0], line.points[line.points.length - 1][0]);
-      for (const [, y] of line.points) if (y !== null && Number.isFinite(y)) ys.push(y);
+      for (const [x, y] of line.points) {
+        xs.push(x);
+        if (y !== null && Number.isFinite(y)) ys.push(y);
+      }
     }
     if (!xs.length || !ys.length) return null;
     ys.sort((a, b) => a - b);
@@ -83,8 +90,8 @@ export class LineChart {
     const usual = ys[Math.floor(0.98 * (ys.length - 1))];
     if (this.options.most === undefined && ys.length > 30 && high - low > 8 * (usual - low) && usual > low) high = low + 2 * (usual - low);
     if (high <= low) high = low + (Math.abs(low) || 1);
-    const left = Math.min(...xs);
-    return { left, right: Math.max(Math.max(...xs), left + 1e-9), low, high };
+    const left = xs.reduce((a, b) => Math.min(a, b)), right = xs.reduce((a, b) => Math.max(a, b));
+    return { left, right: Math.max(right, left + 1e-9), low, high };
   }
 
   draw() {
@@ -132,7 +139,7 @@ export class LineChart {
     this.cross = made("line", { class: "cross", y1: INSET.top, y2: INSET.top + h, visibility: "hidden" });
     this.svg.append(this.cross);
     const last = this.lines.map((line) => `${line.name} ${this.options.unit(line.points[line.points.length - 1][1])}`);
-    this.svg.setAttribute("aria-label", `${this.options.title}, now: ${last.join(", ")}`);
+    this.svg.setAttribute("aria-label", `${this.named}, now: ${last.join(", ")}`);
     this.svg.removeAttribute("aria-labelledby");
     if (this.at !== null) this.move(this.at, false);
   }
@@ -158,7 +165,7 @@ export class LineChart {
     this.cross.setAttribute("visibility", "visible");
     this.cross.setAttribute("x1", this.scale.x(x));
     this.cross.setAttribute("x2", this.scale.x(x));
-    if (tell) this.say(`${this.options.title}: ${this.key.textContent}`);
+    if (tell) this.say(`${this.named}: ${this.key.textContent}`);
   }
 
   point(event) {
@@ -231,19 +238,26 @@ export class Lanes {
     pen.font = "11px system-ui, sans-serif";
     const [from, to] = this.window();
     const x = (t) => left + ((width - left - 8) * (t - from)) / (to - from);
-    const step = colour("step"), wait = colour("wait"), exchange = colour("exchange"), quiet = colour("quiet");
+    const dead = marks.filter((mark) => mark.kind === "lost").map((mark) => [mark.worker, mark.t]);
+    const held = colour("held"), step = colour("step"), wait = colour("wait"), exchange = colour("exchange"), quiet = colour("quiet");
     const places = new Map(lanes.map((lane, row) => [lane.worker, row]));
     lanes.forEach((lane, row) => {
       const top = row * high, body = high - 6;
       pen.fillStyle = quiet;
       if (high > 14 || row % 4 === 0) pen.fillText(String(lane.worker), 4, top + high - 5);
       for (let i = 1; i < lane.points.length; i += 1) {
-        const [t0, s0, e0] = lane.points[i - 1], [t1, s1, e1] = lane.points[i];
+        const [t0, s0, e0, w0] = lane.points[i - 1];
+        let [t1, s1, e1, w1] = lane.points[i];
+        const death = dead.find(([worker, lost]) => worker === lane.worker && lost >= t0 && lost < t1);
+        if (death) t1 = death[1]; // nothing is drawn for the time that it was not there
         if (t1 < from || t0 > to || t1 <= t0) continue;
         const a = Math.floor(Math.max(left, x(t0))), wide = Math.max(1, Math.floor(x(Math.min(t1, to))) - a);
         const stepping = Math.min(1, (s1 - s0) / (t1 - t0)), exchanging = Math.min(1, (e1 - e0) / (t1 - t0));
         pen.fillStyle = wait;
         pen.fillRect(a, top + 1, wide, body);
+        const waiting = Math.min(1 - stepping, Math.max(0, (w1 - w0) / (t1 - t0)));
+        pen.fillStyle = held;
+        pen.fillRect(a, top + 1 + body * (1 - stepping - waiting), wide, body * waiting);
         pen.fillStyle = step;
         pen.fillRect(a, top + 1 + body * (1 - stepping), wide, body * stepping);
         pen.fillStyle = exchange;
