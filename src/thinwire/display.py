@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import time
 from types import TracebackType
@@ -105,8 +106,7 @@ class Notebook:
     """One output of a cell that is replaced as the run goes on, and lines below it."""
 
     def __init__(self) -> None:
-        from IPython.display import display
-
+        display: Any = importlib.import_module("IPython.display").display
         self._began = self._told = time.monotonic()
         self._handle: Any = display({"text/plain": "starting"}, raw=True, display_id=True)
 
