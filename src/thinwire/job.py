@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import socket
 import time
@@ -36,7 +37,7 @@ from thinwire.replicas import TorchReplica, TrainSpec
 from thinwire.replicas.torch import resolve_device
 from thinwire.strategies import Strategy
 
-FETCH_S = 60.0
+FETCH_S, ASK_S = 60.0, 10.0
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -232,14 +233,17 @@ def _fetch(link: Link, attempt: int, name: str) -> Iterator[bytes]:
     """One of this worker's files, piece by piece from the coordinator."""
     index, count = 0, 1
     while index < count:
-        link.send(COORDINATOR, {"t": "fetch", "a": attempt, "name": name, "i": index})
-        deadline = time.monotonic() + FETCH_S
+        asked, deadline = -math.inf, time.monotonic() + FETCH_S
         answer = None
         while answer is None:
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            if now > deadline:
                 raise TimedOutError(f"the driver did not send piece {index} of {name!r} within {FETCH_S:.0f} s")
-            found = [m for m in link.receive(0.5) if m.header["t"] == "piece" and m.header["i"] == index]
-            answer = found[0] if found else None
+            if now - asked > ASK_S:  # what was asked may be lost with a connection
+                asked = now
+                link.send(COORDINATOR, {"t": "fetch", "a": attempt, "name": name, "i": index})
+            found = [m for m in link.receive(0.5) if m.header["t"] == "piece"]
+            answer = next((m for m in found if (m.header["name"], m.header["i"]) == (name, index)), None)
         count = int(answer.header["n"])
         yield bytes(answer.payload or b"")
         index += 1

@@ -38,6 +38,7 @@ from thinwire.engine.plan import WorkerPlan
 from thinwire.engine.ports import Hub, Wire
 from thinwire.engine.stopping import EarlyStopping, Target
 from thinwire.errors import CheckpointError, ConfigError, Interrupted, LostWorkersError, ThinwireError
+from thinwire.exchange.sure import SureHub, SureWire
 from thinwire.job import Columns, Job, Transform
 from thinwire.models import model_by_name
 from thinwire.placement import Placement, Whole
@@ -326,8 +327,9 @@ def _wire(cluster: Site, carrier: str) -> tuple[Hub, Wire]:
         from thinwire.exchange.spark.post import SparkHub
 
         post = SparkWire(uuid.uuid4().hex[:12], secrets.token_hex(16))
-        return SparkHub(cluster.needs_jobs(), post, cluster.workers), post
-    return cluster.wire()
+        return SparkHub(cluster.needs_jobs(), post, cluster.workers), post  # letters are not lost
+    hub, wire = cluster.wire()
+    return SureHub(hub), SureWire(wire, cluster.time)
 
 
 def in_turn(first: Transform | None, second: Transform | None) -> Transform | None:

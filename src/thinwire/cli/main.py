@@ -115,16 +115,25 @@ def parser() -> argparse.ArgumentParser:
         act.add_argument("--weights", metavar="FILE", help="a caffemodel, or safetensors that were converted before")
         act.add_argument("--input", metavar="SHAPE", help="of one row, such as 3x32x32, where the network tells none")
         act.add_argument("--phase", choices=("TRAIN", "TEST"), default="TEST", help="which layers it has (TEST)")
-    bed = commands.add_parser("testbed", help="a Spark cluster on an emulated network of this machine (root only)")
-    run = bed.add_subparsers(dest="act", metavar="ACT", required=True, parser_class=_Parser).add_parser(
-        "run", help="run a command on the driver's node; it finds the cluster in THINWIRE_MASTER"
+    _testbed(commands.add_parser("testbed", help="Spark on an emulated network; what goes wrong on purpose"))
+    return top
+
+
+def _testbed(bed: argparse.ArgumentParser) -> None:
+    acts = bed.add_subparsers(dest="act", metavar="ACT", required=True, parser_class=_Parser)
+    run = acts.add_parser(
+        "run", help="run a command on the driver's node; it finds the cluster in THINWIRE_MASTER (root only)"
     )
     run.add_argument("--nodes", type=int, default=4, metavar="N", help="Spark workers, a namespace each (4)")
     run.add_argument("--rate", default="1gbit", metavar="RATE", help="of every node's link, both ways (1gbit)")
     run.add_argument("--cores", type=int, default=1, metavar="N", help="task slots of each node (1)")
     run.add_argument("--memory", default="1g", metavar="SIZE", help="of each executor (1g)")
     run.add_argument("words", nargs=argparse.REMAINDER, metavar="-- CMD", help="the command")
-    return top
+    play = acts.add_parser("schedules", help="the protocol in virtual time, under what seeds make go wrong")
+    play.add_argument("--seeds", default="0:1000", metavar="A:B", help="from A to B - 1; one alone is told (0:1000)")
+    play.add_argument("--jobs", type=int, metavar="N", help="processes (one a processor)")
+    play.add_argument("--strategy", metavar="NAME", help="of the menu of schedules; drawn by the seed unless given")
+    play.add_argument("--json", action="store_true", help="print the counts as JSON")
 
 
 def _simulate(sim: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""`thinwire testbed run`: a command against a Spark cluster on an emulated network."""
+"""`thinwire testbed`: a command against a Spark cluster on an emulated network; what goes wrong on purpose."""
 
 from __future__ import annotations
 
@@ -12,6 +12,15 @@ from thinwire.testing.sparkbed import SparkBed
 
 
 def testbed(options: argparse.Namespace) -> int:
+    """The act that was asked for."""
+    if options.act == "schedules":
+        from thinwire.cli.schedules import schedules  # torch, which the other needs not
+
+        return schedules(options)
+    return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
     """Builds the cluster, runs the command on the driver's node, takes everything down; the command's exit code."""
     words = options.words[1:] if options.words[:1] == ["--"] else options.words
     if not words:

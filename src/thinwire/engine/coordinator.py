@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from thinwire import events
 from thinwire.engine import endings
 from thinwire.engine.clock import REAL, Time
+from thinwire.engine.harvest import Harvest
 from thinwire.engine.jury import Jury
 from thinwire.engine.ledger import Ledger
 from thinwire.engine.membership import Bereft, Decision, Lost, Membership, Stalled
-from thinwire.engine.outcome import Outcome, Policy, order_of
+from thinwire.engine.outcome import Outcome, Policy
 from thinwire.engine.ports import WHOEVER, Commit, Exit, Header, Hub, Message, Workforce
+from thinwire.engine.saves import Saves
 from thinwire.engine.stopping import Verdict
 from thinwire.errors import ConfigError
 
 TURN_S = 0.25
 """How often it looks around when nothing comes: each time takes a processor from somebody's step."""
+LAST_VERDICTS = 8
 FAREWELL_S = 0.8
 """A worker's last word may be heard after its end is seen, when the run is ending."""
 _TOLD = events.RoundLanded, events.SettingChanged, events.Tried, events.HandedOver, events.Rejoined
@@ -49,20 +53,21 @@ class Coordinator:
         self.membership = Membership(policy.workers, policy.deadlines, policy.helpers, policy.group_size)
         self.outcome, self._before_s = Outcome(), 0.0
         self._jury = Jury(Verdict(policy.stop, policy.until))
+        self._verdicts: deque[Header] = deque(maxlen=LAST_VERDICTS)
         if resumed:
             self._jury.law.load(resumed["verdict"])
             self.outcome.history = list(resumed["history"])
             self._before_s = float(self.outcome.history[-1].get("seconds", 0.0)) if self.outcome.history else 0.0
             self.outcome.train_loss = resumed.get("train_loss")
-        self._saves: dict[str, dict[int, Header]] = {}
-        self._saved: set[str] = set()
+        self._saves = Saves(policy.group_size)
         self._finished: set[int] = set()
         self._left: set[int] = set()
         self.ledger = Ledger(self._emit)
-        self._result: dict[tuple[int, int], dict[int, bytes]] = {}
-        self._whole: set[int] = set()
+        self._harvest = Harvest(policy.group_size)
         self._lost_at: dict[int, float] = {}
         self._never: set[int] = set()
+        self._done: set[int] = set()
+        """Workers lost when all rows were done, and nothing but the end was to come."""
         self._gone: set[tuple[int, int]] = set()
         self._parting: dict[Exit, float] = {}
         self._concluding_since: float | None = None
@@ -128,9 +133,12 @@ class Coordinator:
         if self._concluding_since is not None and worker in self.membership.unseen:
             self._hub.send(worker, int(header["a"]), {"t": "leave", "why": "the run is ending", "done": True})
             return
+        back = self.membership.attempts.get(worker) == header["a"]
         self._act(self.membership.join(header, worker, now))
         seat = self.membership.seats.get(worker)
         if seat is not None and seat.attempt == header["a"]:
+            for verdict in self._verdicts if back else ():  # what was judged while it had no seat
+                self._hub.send(worker, seat.attempt, dict(verdict))
             self._finished.discard(worker)
             self._jury.excused.pop(worker, None)
             if header.get("rows") == 0 and worker < self._policy.workers:
@@ -150,7 +158,7 @@ class Coordinator:
         """A worker that has yet to join wants a piece of its rows."""
         if self._serve is not None and 0 <= worker < self._policy.workers:
             data, count = self._serve(worker, str(header["name"]), int(header["i"]))
-            answer = {"t": "piece", "i": int(header["i"]), "n": count}
+            answer = {"t": "piece", "name": str(header["name"]), "i": int(header["i"]), "n": count}
             self._hub.send(worker, int(header["a"]), answer, memoryview(data))
 
     def _on_beat(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
@@ -171,7 +179,7 @@ class Coordinator:
         self.membership.caught(worker)
 
     def _on_saved(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
-        self._saves.setdefault(str(header["name"]), {})[worker] = header
+        self._saves.hear(worker, header)
 
     def _on_finished(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         self._finished.add(worker)
@@ -190,17 +198,8 @@ class Coordinator:
         raise error
 
     def _on_result(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
-        part, chunk = int(header["part"]), int(header["chunk"])
-        pieces = self._result.setdefault((part, chunk), {})
-        if payload is not None and 0 <= part < self._policy.group_size:
-            pieces[int(header["i"])] = bytes(payload)
-        found = self.outcome.results.setdefault(part, {})
-        if len(pieces) == int(header["n"]):
-            found[chunk] = b"".join(pieces[i] for i in sorted(pieces))
-            del self._result[part, chunk]
-        if len(found) == int(header["chunks"]):
-            self._whole.add(part)
-        if len(self._whole) == self._policy.group_size:
+        if self._harvest.take(header, payload):
+            self.outcome.results = self._harvest.results
             self._broadcast({"t": "done"})
 
     def _on_apart(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
@@ -241,7 +240,7 @@ class Coordinator:
             if self._pending_stop:  # a new first worker may not have heard of it
                 self._ask_to_stop(self._pending_stop)
             if self._concluding_since is not None:
-                self._broadcast({"t": "conclude"})
+                self._conclude()
 
     def _lose(self, lost: Lost) -> None:
         if lost.worker in self._left:
@@ -250,6 +249,8 @@ class Coordinator:
             self._gone.add((lost.worker, lost.attempt))
         self.outcome.workers_lost += 1
         self._lost_at[lost.worker] = self._time.now()
+        if self._concluding_since is not None and lost.worker in self._finished:
+            self._done.add(lost.worker)
         self._finished.discard(lost.worker)
         last = self.ledger.lose(lost.worker)
         self._emit(
@@ -263,7 +264,7 @@ class Coordinator:
         )
         if not self._workforce.replace(lost.worker, lost.attempt + 1):
             self._never.add(lost.worker)
-            self.outcome.unreplaced += lost.worker < self._policy.workers
+            self.outcome.unreplaced += lost.worker < self._policy.workers and lost.worker not in self._done
             alive = len(self.membership.working)
             if alive < self._policy.min_workers:
                 raise endings.too_few(self._policy, lost, alive)
@@ -284,9 +285,7 @@ class Coordinator:
     def _tick(self) -> None:
         now = self._time.now()
         self._judge()
-        for name in sorted(set(self._saves) - self._saved, key=order_of):
-            if order_of(name) > order_of(self.outcome.checkpoint or ""):  # else a newer one's commit cleared it away
-                self._try_commit(name)
+        self._save()
         if self._concluding_since is None:
             stopping = self.outcome.stopped_early or self._pending_stop is not None
             done = {worker for worker in self._finished if worker < self._policy.workers}
@@ -298,7 +297,7 @@ class Coordinator:
                 self._trained_to = now
                 self._concluding_since = now
                 self._dismiss(self.membership.present - alive)
-                self._broadcast({"t": "conclude"})
+                self._conclude()
         elif now - self._concluding_since > self._policy.deadlines.conclude_s:
             slow = sorted(set(self.membership.seats) - self._left)
             raise endings.too_slow(self._policy, slow)
@@ -307,6 +306,11 @@ class Coordinator:
                 raise endings.nobody_came(self._policy)
         elif (not self.membership.working or self.membership.waits) and not self._awaited(now) and not self._left:
             raise endings.nobody_left(self._policy, self.membership.present)
+
+    def _conclude(self) -> None:
+        """All rows are done, and so many rounds landed with whoever launched them: all are to have them."""
+        landed = max((seat.landed for seat in self.membership.seats.values()), default=0)
+        self._broadcast({"t": "conclude", "landed": landed})
 
     def _dismiss(self, workers: set[int]) -> None:
         """The run ends without these, whose group is not whole."""
@@ -336,28 +340,23 @@ class Coordinator:
             if judged.stop is not None:
                 self.outcome.stopped_early = True
                 self.outcome.reason = self.outcome.reason or judged.stop
-            self._broadcast(judged.verdict())
+            self._verdicts.append(judged.verdict())
+            self._broadcast(self._verdicts[-1])
 
-    def _try_commit(self, name: str) -> None:
-        reports = self._saves[name]
-        needed = set(self.membership.members) & set(self.membership.seats)
-        parts = [p for r in reports.values() for p in r["parts"]]
-        written = {p["name"] for p in parts if str(p["name"]).startswith("joint")}
-        if not needed <= set(reports) or len(written) < self._policy.group_size:
-            return
-        self._saved.add(name)
+    def _save(self) -> None:
         if self._commit is None:
             return
-        step = max(int(r["steps"]) for r in reports.values())
-        meta = {
-            "verdict": self._jury.law.state(),
-            "history": self.outcome.history,
-            "train_loss": self.outcome.train_loss,
-            **self._meta(),
-        }
-        size_bytes = self._commit(name, step, [*{p["name"]: p for p in parts}.values()], meta)
-        self.outcome.checkpoint = name
-        self._emit(events.CheckpointSaved(name=name, steps=step, size_bytes=size_bytes))
+        needed = set(self.membership.members) & set(self.membership.seats)
+        for whole in self._saves.whole(needed, self.outcome.checkpoint):
+            meta = {
+                "verdict": self._jury.law.state(),
+                "history": self.outcome.history,
+                "train_loss": self.outcome.train_loss,
+                **self._meta(),
+            }
+            size_bytes = self._commit(whole.name, whole.step, whole.parts, meta)
+            self.outcome.checkpoint = whole.name
+            self._emit(events.CheckpointSaved(name=whole.name, steps=whole.step, size_bytes=size_bytes))
 
     def _ask_to_stop(self, reason: str) -> None:
         self._pending_stop = reason
@@ -390,7 +389,8 @@ class Coordinator:
         out.refused += int(getattr(self._hub, "refused", 0))
         if self._trained_from is not None:
             out.train_s = (self._trained_to or self._time.now()) - self._trained_from
-        out.lack(sorted((set(self.membership.unseen) | self._missed()) - self._never))  # those are counted already
+        missed = (set(self.membership.unseen) | self._missed()) - self._done
+        out.lack(sorted(missed - self._never))  # those are counted already
         return out
 
     def _emit(self, event: events.Event) -> None:

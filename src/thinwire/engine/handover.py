@@ -22,8 +22,9 @@ class Handover:
         self.asked: list[int] = []
 
     def ask(self, peer: int) -> None:
-        """Notes a request."""
-        self.asked.append(peer)
+        """Notes a request, once."""
+        if peer not in self.asked:
+            self.asked.append(peer)
 
     def give(self, adopted: int) -> None:
         """Answers requests once this worker has adopted all rounds that are in the joint state.

@@ -130,12 +130,6 @@ class JointState:
             self.state = write_state(self.state, piece, self.size, merged)
         return reply
 
-    def settle(self, mean: Tensor) -> None:
-        """Ends the run on the replicas' own mean: x̃ ← x̃ − mean displacement."""
-        with self.lock:
-            assert self.model is not None
-            self.model.sub_(mean)
-
     def set_model(self, x: Tensor) -> None:
         """The only worker's replica is the joint model."""
         with self.lock:

@@ -92,6 +92,8 @@ class Ledger:
         last = self.last.get(worker)
         if last is None:
             return {}
+        if worker in self._unsaid:
+            self._tell(worker)
         self._gone[worker, int(last.get("a", 0))] = int(last.get("bytes", 0))
         self.last[worker] = {**last, "bytes": 0}
         return last

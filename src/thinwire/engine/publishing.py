@@ -325,7 +325,10 @@ class Publisher:
         if plan.checkpoint_every is not None:
             own = worker_tree(worker)
             name = f"{number:06d}-final"  # the same on all, whose steps may differ by now
-            self._save(_Publication(number, model, worker.joint.tree(), name, own, False), buffers)
+            tree = worker.joint.tree()
+            if worker.joint.model is not None:
+                tree["state"][0] = model.clone()
+            self._save(_Publication(number, model, tree, name, own, False), buffers)
         for write in self._writes:
             write.result(timeout=plan.deadlines.conclude_s)
         self._io.shutdown()
@@ -357,7 +360,7 @@ class Publisher:
                 own = joint - self._vector()
             worker.exchange.average(key, own, 1.0, {})
             worker.wait(lambda: key in worker.averaged, "the final mean", worker.plan.deadlines.conclude_s)
-            worker.joint.settle(worker.averaged[key].mean)
+            return joint - worker.averaged[key].mean  # the joint model stays: who joins now does all this too
         return joint.clone()
 
     def _agree(self) -> None:

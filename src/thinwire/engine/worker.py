@@ -73,7 +73,7 @@ class Worker:
         self.pace = Pace(self.meter, self.time.now)
         self._needs_state = False
         self._stopping = False
-        self._reported = self._patient_until = 0.0
+        self._reported, self._patient_until, self._rounds_in_all = 0.0, 0.0, 0
         self._tuner, self.guard = Tuner(self), Guard(self)
         self.landed = self.adopted = joint.landed
         self._handover = Handover(self)
@@ -158,14 +158,11 @@ class Worker:
         return int(batch.num_rows)  # that a gradient is of
 
     def _book(self, begun: float, batch: Any, loss: float) -> None:
-        position = batch.position
-        following = (position[0], position[1] + 1)
-        ended = following[1] >= self.batches.batches_per_epoch
+        epoch, number = batch.position
+        ended = number + 1 >= self.batches.batches_per_epoch
+        now = self.meter.end_step(begun, batch.num_rows, loss, (epoch + 1, 0) if ended else (epoch, number + 1))
         if ended:
-            following = (position[0] + 1, 0)
-        now = self.meter.end_step(begun, batch.num_rows, loss, following)
-        if ended:
-            self._end_epoch(position[0])
+            self._end_epoch(epoch)
         if now - self._reported > REPORT_S:
             self._report(now)
 
@@ -190,6 +187,7 @@ class Worker:
 
     def _consider_round(self) -> None:
         if self.alone:
+            self.publisher.publish_deferred()  # announced when there were others
             self.publisher.publish_alone()
             return
         if self.gradients:
@@ -228,9 +226,8 @@ class Worker:
 
     def _take_snapshots(self) -> None:
         """Makes the copies that the exchange thread has not come to: the vector is about to change."""
-        for _, snapshot in self._snapshots.values():
-            if snapshot is not None:
-                snapshot.settle()
+        for snapshot in (snapshot for _, snapshot in self._snapshots.values() if snapshot is not None):
+            snapshot.settle()
 
     def _account(self) -> dict[str, Any]:
         return {"rows": self.rows_done}
@@ -343,17 +340,16 @@ class Worker:
     def _catch_up(self, caught: signals.Caught) -> None:
         landed = int(caught.tree["joint"]["landed"])
         over = [self._snapshots.pop(r) for r in sorted(self._snapshots) if r < landed]
-        self._needs_state = False
-        self.landed = self.adopted = landed
+        self._needs_state, self.landed, self.adopted = False, landed, landed
         self._handover.take(caught, over, newcomer=self._new)
 
     def _hear(self, header: dict[str, Any]) -> None:
         kind = header["t"]
         if kind == "verdict":
-            self.verdicts[int(header["p"])] = header
-            self.publisher.judged(header)
-            if header["stop"]:
-                self._stopping = True
+            if int(header["p"]) not in self.verdicts:  # else said again to one that may not have heard it
+                self.verdicts[int(header["p"])] = header
+                self.publisher.judged(header)
+            self._stopping |= bool(header["stop"])
         elif kind == "stop":
             self.publisher.asked_to_stop = str(header["why"])
         elif kind == "leave":
@@ -361,6 +357,7 @@ class Worker:
         elif kind == "wait":  # an earlier attempt holds this place, and is needed there
             self._patient_until = self.time.now() + self.plan.deadlines.join_s
         else:
+            self._rounds_in_all = int(header.get("landed", self._rounds_in_all))
             self.told.add(kind)
 
     def stop(self) -> None:
@@ -384,7 +381,11 @@ class Worker:
         self.say("bye")
 
     def _await_others(self, patience_s: float) -> None:
-        self.wait(lambda: "conclude" in self.told, "the other workers to finish", patience_s)
+        self.wait(self._concludes, "the other workers to finish", patience_s)
+
+    def _concludes(self) -> bool:
+        """Whether all are done, and their last rounds, which may be slower than the word of it, have landed here."""
+        return "conclude" in self.told and (self._async or self.alone or self.landed >= self._rounds_in_all)
 
     def _contribute_the_rest(self) -> None:
         """Steps made since the last round would be lost: each fragment gets one more, unless rounds never pause."""

@@ -28,8 +28,9 @@ from thinwire.engine.ports import COORDINATOR, Header, Link, Message
 from thinwire.engine.signals import Asked, Averaged, Caught, CutOffError, Formed, Told
 from thinwire.engine.snapshot import Snapshot
 from thinwire.errors import ProtocolError, ThinwireError
+from thinwire.exchange.donation import Donation
 from thinwire.exchange.keys import number
-from thinwire.exchange.parcel import Parcel, pieces
+from thinwire.exchange.means import Means
 from thinwire.exchange.residuals import Residuals
 from thinwire.exchange.rounds import Completed, Launch, Rounds
 from thinwire.exchange.seat import Seat, Trees
@@ -70,8 +71,8 @@ class Member(ABC):
         self.signals = time.queue()
         """What the main thread is to hear, in order."""
         self._commands: deque[Callable[[], None]] = deque()
-        self._averaged: set[str] = set()
-        self._parcel = Parcel()
+        self._means = Means()
+        self.donation = Donation(self._tell_peer, time.now)
         self._wants: list[tuple[int, int]] = []
         self._agreed = (-1, 0)
         """This generation's reference, and the rounds that it had landed."""
@@ -198,15 +199,10 @@ class Member(ABC):
             self._joined_at, self._frozen = self.time.now(), True
             self.join()
 
-    def hand_over(self, peer: int, data: bytes) -> None:
-        """Sends the joint state to a peer, in pieces."""
-        for index, count, piece in pieces(data):
-            self._send(peer, self._stamped("state") | {"i": index, "n": count}, piece)
-
     def finish(self) -> None:
         """Does what was still asked for, and says a last word."""
         self.obey()
-        self.beat()
+        self.beat(sure=True)
 
     def obey(self) -> None:
         """Does what was asked for on other threads."""
@@ -230,9 +226,11 @@ class Member(ABC):
                 except REFUSED as error:
                     self._refuse(message.sender, error)
         self.obey()
+        now = self.time.now()
         if not self._frozen:
             self._work()
-        now = self.time.now()
+            if self._needs_state:
+                self.donation.tick()
         if now - self._last_beat >= BEAT_S:
             self.beat()
         if now - self._heard > self._silence_s:
@@ -242,21 +240,24 @@ class Member(ABC):
             )
 
     def _refuse(self, sender: int, error: Exception) -> None:
-        """Counts a message that is not what it must be; the first ones are logged."""
         self._rounds.refused += 1
         if self._rounds.refused <= MOST_LOGGED:
             _log.warning("worker %s refused a message of worker %s: %s", self._seat.worker, sender, error)
 
-    def beat(self) -> None:
+    def beat(self, *, sure: bool = False) -> None:
+        """Says how far this worker is; surely, where no later beat would make up for a lost one."""
         self._last_beat = self.time.now()
         header: Header = {"t": "beat", "a": self._seat.attempt, "landed": self._joint.landed, "progress": self.progress}
         header |= {"bytes": self.bytes_sent + self.aside_bytes, "received": self.bytes_received}
         header |= {"waiting": self._waiting_for(), "refused": self._rounds.refused + getattr(self._link, "refused", 0)}
-        self._link.send(COORDINATOR, header)
+        self._link.send(COORDINATOR, header | {"sure": True} if sure else header)
 
     def _send(self, peer: int, header: Header, payload: memoryview | None) -> None:
         self.bytes_sent += 0 if payload is None else payload.nbytes
         self._link.send(peer, header, payload)
+
+    def _tell_peer(self, peer: int, kind: str, header: Header, payload: memoryview | None) -> None:
+        self._send(peer, self._stamped(kind) | header, payload)
 
     def _stamped(self, kind: str) -> Header:
         return {"t": kind, "g": self._rounds.generation, "a": self._seat.attempt}
@@ -296,9 +297,8 @@ class Member(ABC):
         self._needs_state = me != reference and not same
         self._since = self._since if self._needs_state else int(header["g"])
         self._fresh = self._frozen = False
-        self._parcel = Parcel()
         if self._needs_state:
-            self._send(reference, self._stamped("want"), None)
+            self.donation.want(reference)
         mine = header["members"][str(me)]
         self.signals.put(
             Formed(
@@ -346,9 +346,9 @@ class Member(ABC):
             self._asked(peer)
 
     def _take_state(self, message: Message) -> None:
-        if not self._needs_state or message.payload is None or message.sender != self._agreed[0]:
-            return  # from another than the reference: pieces of two states must not be mixed
-        data = self._parcel.add(int(message.header["i"]), int(message.header["n"]), message.payload)
+        if not self._needs_state or message.payload is None:
+            return
+        data = self.donation.take(message.sender, message.header, message.payload)
         if data is None:
             return
         tree = self._trees.decode(data)
@@ -380,12 +380,12 @@ class Member(ABC):
         """Takes part, with nothing, in means that others want and this worker's main thread does not."""
         for key, fragment, name in self._rounds.wanted():
             if self._passes_over(key):
-                self._rounds.launch(Launch(key, fragment, name, None, 0.0, self._note()))
+                self._rounds.launch(self._means.aside(key, fragment, name, self._note()))
 
     def _passes_over(self, key: str) -> bool:
         publication = number(key, "buffers")  # the main thread has no part in those before it caught up
         over = publication is not None and publication <= self._caught_published
-        return self._needs_state or key in self._averaged or over
+        return self._needs_state or key in self._means or over
 
     def _note(self) -> dict[str, Any]:
         return dict(self.progress.get("note", {}))
@@ -395,6 +395,5 @@ class Member(ABC):
             self._take_up(done)
 
     def _take_up(self, done: Completed) -> None:
-        self._averaged.add(done.key)
         self._rounds.settle(done.key)
-        self.signals.put(Averaged(done.key, done.mean, done.notes))
+        self.signals.put(self._means.take(done))

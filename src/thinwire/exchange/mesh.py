@@ -130,7 +130,7 @@ class Mesh(Member):
                     if self.follows_until <= round < self._next_round and not self._needs_state:
                         continue  # claimed by the main thread: its snapshot is on the way
                     self._next_round = max(self._next_round, round + 1)
-            self._rounds.launch(Launch(key, fragment, name, None, 0.0, self._note()))
+            self._rounds.launch(self._means.aside(key, fragment, name, self._note()))
 
     def _take_up_completed(self) -> None:
         super()._take_up_completed()

@@ -15,14 +15,15 @@ def pieces(data: bytes) -> Iterator[tuple[int, int, memoryview]]:
 
 
 class Parcel:
-    """Pieces that come in, until all are there.
+    """Pieces that come in, until all are there. Its name tells them from those of another.
 
-    >>> parcel = Parcel()
+    >>> parcel = Parcel(1)
     >>> [parcel.add(i, n, piece) for i, n, piece in pieces(b"abc")]
     [b'abc']
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: int) -> None:
+        self.name = name
         self._pieces: dict[int, bytes] = {}
 
     def add(self, index: int, count: int, piece: memoryview) -> bytes | None:

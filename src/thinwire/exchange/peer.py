@@ -124,7 +124,7 @@ class Peer:
     def donate(self, peer: int, tree: dict[str, Any]) -> None:
         """Sends the joint state to a peer that asked."""
         data = self.encode(tree)
-        self.member.command(lambda: self.member.hand_over(peer, data))
+        self.member.command(lambda: self.member.donation.give(peer, data))
 
     def encode(self, tree: object) -> bytes:
         """A tree as bytes, in the form of checkpoints."""
@@ -144,7 +144,7 @@ class Peer:
 
     def flush(self) -> None:
         """Sends a heartbeat with the newest progress now, ahead of what is reported next."""
-        self.member.command(self.member.beat)
+        self.member.command(lambda: self.member.beat(sure=True))
 
     def residuals(self) -> list[Tensor] | None:
         """What compression has left unsent, for a checkpoint; only while no round is open."""

@@ -14,6 +14,8 @@ from thinwire.rules.compression import Codec
 
 CHUNK_BYTES = 1 << 20
 """Packed bytes of one message: large enough to be cheap, small enough to overlap."""
+KNOWN = -1.0
+"""In place of a weight: this is no share of a mean but the mean itself, as an earlier generation came to it."""
 
 
 class Chunk(NamedTuple):
@@ -133,10 +135,14 @@ class Round:
 
     def sum(self, index: int, parts: dict[int, tuple[float, Tensor | None]]) -> Tensor | None:
         """The packed weighted mean of a chunk, which goes into `mean` as all will decode it; None if nobody counts."""
+        codec, mean = self.lane.codec, self.piece(self.mean, index)
+        known = next((piece for weight, piece in parts.values() if weight == KNOWN and piece is not None), None)
+        if known is not None:
+            mean.copy_(known.view(torch.float32))
+            return mean.clone().view(torch.uint8)
         total_weight = sum(weight for weight, _ in parts.values())
         if total_weight <= 0:
             return None
-        codec, mean = self.lane.codec, self.piece(self.mean, index)
         residual = self._of(self.lane.owner_residual, index)
         exact = not codec.lossy and residual is None
         total = mean.zero_() if exact else torch.zeros(self.size(index))

@@ -23,10 +23,11 @@ from torch import Tensor
 
 from thinwire.engine.ports import Clock, Header
 from thinwire.errors import ThinwireError
-from thinwire.exchange.round import Chunk, Completed, Lane, Launch, Round, cut
+from thinwire.exchange.keys import train_number
+from thinwire.exchange.round import KNOWN, Chunk, Completed, Lane, Launch, Round, cut
 from thinwire.parameters import Fragment
 
-__all__ = ["Chunk", "Completed", "Lane", "Launch", "Rounds", "cut"]
+__all__ = ["KNOWN", "Chunk", "Completed", "Lane", "Launch", "Rounds", "cut"]
 
 MOST_OPEN = 64
 """Rounds that others may open here before this worker has launched any of them."""
@@ -96,7 +97,7 @@ class Rounds:
             self.refused += entry is not None  # others opened it as something else than it is
             entry = self._add(own.key, own.fragment, own.codec)
         entry.launched, entry.note = True, own.note
-        entry.values = own.values if own.weight > 0 else None
+        entry.values = own.values if own.weight > 0 or own.weight == KNOWN else None
         entry.weight = own.weight if own.values is not None else 0.0
         entry.started = self._clock()
         self._scatter(entry)
@@ -236,7 +237,8 @@ class Rounds:
 
     def _take_part(self, entry: Round, index: int, sender: int, header: Header, payload: memoryview | None) -> None:
         weight = float(header["w"])
-        if entry.chunks[index].owner != self._me or not 0.0 <= weight <= MOST_WEIGHT:
+        known = weight == KNOWN and train_number(entry.key) is None
+        if entry.chunks[index].owner != self._me or not (known or 0.0 <= weight <= MOST_WEIGHT):
             raise _RefusedError(f"part {index} of {entry.key}")
         packed = _packed(payload, entry.lane.codec.size_bytes(entry.size(index))) if weight else None
         note = _note(header["n"]) if "n" in header else None

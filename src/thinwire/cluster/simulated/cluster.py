@@ -22,7 +22,9 @@ from thinwire.errors import ConfigError, nearest
 from thinwire.rules.period import Link
 from thinwire.units import rate_bytes
 
-Kind = Literal["kill", "pause", "cut", "link"]
+TASK_S = 0.5
+"""After so long Spark runs a task again that failed."""
+Kind = Literal["kill", "pause", "cut", "link", "lose", "repeat", "shuffle", "part", "twin"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +34,14 @@ class Fault:
     Args:
         at_s: the moment.
         kind: "kill" ends a worker, "pause" stops it as SIGSTOP does, "cut" takes its machine off the network; "link"
-            changes the speed of every machine's link.
+            changes the speed of every machine's link. "lose", "repeat" and "shuffle" drop, repeat or hold up a share of
+            the worker's messages; "part" loses all between two workers; "twin" starts another attempt of a worker that
+            still runs, as Spark may.
         worker: whom it happens to.
-        seconds: how long until a paused or cut worker goes on, or a new one stands in for a killed one.
+        seconds: how long it lasts, or until a new worker stands in for a killed one.
         link: the new speed.
+        share: of the messages.
+        other: the second worker; the coordinator unless given.
     """
 
     at_s: float
@@ -43,6 +49,8 @@ class Fault:
     worker: int = 0
     seconds: float = 10.0
     link: str | float = "1gbit"
+    share: float = 0.1
+    other: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +70,9 @@ class Simulated:
             unless given.
         faults: what goes wrong, and when.
         max_restarts: how many lost workers are replaced.
-        seed: of the step times.
+        revives: whether lost workers are started again as Spark does it: by the cluster, which the coordinator does not
+            hear of, and a worker that only could not be heard takes its own place back.
+        seed: of the step times and of what becomes of messages.
     """
 
     workers: int = 4
@@ -76,6 +86,7 @@ class Simulated:
     handling: str | float | None = None
     faults: Sequence[Fault] = ()
     max_restarts: int = 1000
+    revives: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -105,8 +116,11 @@ class Simulated:
             if not (0 <= fault.at_s < math.inf and 0 <= fault.seconds < math.inf):
                 raise ConfigError(f"{fault} is not possible; at_s and seconds are numbers of 0 or more")
             rate_bytes(fault.link, "a fault's link")
-            if fault.kind != "link" and not 0 <= fault.worker < self.workers:
-                raise ConfigError(f"a fault names worker {fault.worker}; there are {self.workers}, from 0 on")
+            if not 0 <= fault.share <= 1:
+                raise ConfigError(f"a fault's share = {fault.share} is not possible; use a number from 0 to 1")
+            for worker in [fault.worker, *([] if fault.other is None else [fault.other])]:
+                if fault.kind != "link" and not 0 <= worker < self.workers:
+                    raise ConfigError(f"a fault names worker {worker}; there are {self.workers}, from 0 on")
         rate_bytes(self.link)
         if self.handling is not None:
             rate_bytes(self.handling, "cluster.handling")
@@ -157,13 +171,13 @@ class SimulatedSite:
     def wire(self) -> tuple[Hub, Wire]:
         handling = self._cluster.handling
         rate = math.inf if handling is None else rate_bytes(handling)
-        self._ether = Ether(self.time, self.network, self.workers, rate)
+        self._ether = Ether(self.time, self.network, self.workers, rate, self._cluster.seed)
         return EtherHub(self._ether), self._ether
 
     def launch(self, entry: Entry, dealt: Dealt, wire: Wire, helpers: int = 0) -> SimulatedWorkforce:
         """Starts the workers, and helpers on the driver's machine."""
-        assert isinstance(wire, Ether)
-        force = SimulatedWorkforce(self, self._cluster, wire, entry)
+        assert self._ether is not None
+        force = SimulatedWorkforce(self, self._cluster, self._ether, entry)
         for worker in range(self.workers + helpers):
             force.start(worker, 0)
         return force
@@ -172,12 +186,12 @@ class SimulatedSite:
 class SimulatedWorkforce:
     """Workers as fibers; see `thinwire.engine.ports.Workforce`."""
 
-    revives = False
-
     def __init__(self, site: SimulatedSite, cluster: Simulated, ether: Ether, entry: Entry) -> None:
         self._time, self._network, self._cluster = site.time, site.network, cluster
         self._ether, self._entry = ether, entry
+        self.revives = cluster.revives
         self._attempts: dict[int, int] = {}
+        self._running: set[tuple[int, int]] = set()
         self._exits: list[Exit] = []
         self._away: dict[int, float] = {}
         self._restarts = 0
@@ -189,14 +203,32 @@ class SimulatedWorkforce:
 
     def start(self, worker: int, attempt: int) -> None:
         self._attempts[worker] = attempt
-        act = functools.partial(self._entry, worker, attempt, first=attempt == 0, gpu=0)
+        self._running.add((worker, attempt))
+        act = functools.partial(self._live, worker, attempt)
         self._time.fiber(act, f"worker-{worker}.{attempt}", (worker, attempt)).start()
+
+    def _live(self, worker: int, attempt: int) -> None:
+        done = self._entry(worker, attempt, first=attempt == 0, gpu=0)
+        self._running.discard((worker, attempt))
+        if not done and self._starts_itself(worker) and self._attempts[worker] == attempt:
+            self._start_later(worker, TASK_S)
+
+    def _starts_itself(self, worker: int) -> bool:
+        """Whether the cluster starts it again without being asked; helpers beside the driver are the driver's."""
+        return self.revives and worker < self._cluster.workers
+
+    def _start_later(self, worker: int, seconds: float) -> None:
+        attempt = self._attempts[worker] + 1
+        self._attempts[worker] = attempt
+        self._time.at(self._time.now() + seconds, lambda: self.start(worker, attempt))
 
     def exits(self) -> list[Exit]:
         found, self._exits = self._exits, []
         return found
 
     def replace(self, worker: int, attempt: int) -> bool:
+        if self._starts_itself(worker):
+            return True
         if self._restarts >= self._cluster.max_restarts:
             return False
         self._restarts += 1
@@ -210,19 +242,36 @@ class SimulatedWorkforce:
         self._time.stop()
 
     def _happen(self, fault: Fault) -> None:
+        worker, until = fault.worker, self._time.now() + fault.seconds
         if fault.kind == "link":
             self._network.set_speed(rate_bytes(fault.link))
         elif fault.kind == "cut":
-            self._network.cut(fault.worker, fault.seconds)
+            self._network.cut(worker, fault.seconds)
         elif fault.kind == "pause":
-            self._time.freeze((fault.worker, self._attempts[fault.worker]), fault.seconds)
+            self._time.freeze((worker, self._attempts[worker]), fault.seconds)
+        elif fault.kind == "part":
+            other = self._cluster.workers if fault.other is None else fault.other
+            self._ether.weather.turn("part", {worker, other}, 1.0, until)
+        elif fault.kind in ("lose", "repeat", "shuffle"):
+            self._ether.weather.turn(fault.kind, {worker}, fault.share, until)
+        elif (worker, self._attempts[worker]) not in self._running:
+            return  # it has ended, or its successor has yet to start
+        elif fault.kind == "twin" and self._starts_itself(worker):
+            self._start_later(worker, 0.0)
         elif fault.kind == "kill":
-            attempt = self._attempts[fault.worker]
-            self._away[fault.worker] = fault.seconds
-            self._end(fault.worker)
-            self._exits.append(Exit(fault.worker, attempt, f"killed at {fault.at_s:g} s, as the simulation was told"))
+            self._kill(fault)
+
+    def _kill(self, fault: Fault) -> None:
+        worker, attempt = fault.worker, self._attempts[fault.worker]
+        self._end(worker)
+        if self._starts_itself(worker):
+            self._start_later(worker, fault.seconds)
+        else:
+            self._away[worker] = fault.seconds
+            self._exits.append(Exit(worker, attempt, f"killed at {fault.at_s:g} s, as the simulation was told"))
 
     def _end(self, worker: int) -> None:
         attempt = self._attempts[worker]
+        self._running.discard((worker, attempt))
         self._ether.kill(worker, attempt)
         self._time.kill((worker, attempt))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 
 from thinwire.cluster.simulated.fibers import VirtualTime
 from thinwire.cluster.simulated.network import Network
+from thinwire.cluster.simulated.weather import Weather
 from thinwire.engine.ports import COORDINATOR, Message
 from thinwire.exchange.memory import MemoryHub, MemoryLink, Room
 
@@ -17,11 +19,14 @@ FRAME_BYTES = 64
 class Ether(Room):
     """Where the links of one run find each other; see `thinwire.engine.ports.Wire`."""
 
-    def __init__(self, time: VirtualTime, network: Network, driver: int, handling: float = math.inf) -> None:
+    def __init__(
+        self, time: VirtualTime, network: Network, driver: int, handling: float = math.inf, seed: int = 0
+    ) -> None:
         super().__init__(make=time.queue)
         self.time, self._network, self._driver = time, network, driver
         self.handling = handling
         """Bytes a second that a worker's exchange can pack, encrypt, add up and unpack."""
+        self.weather = Weather(seed)
         self.dead: list[tuple[int, int]] = []
         """Workers and attempts whose connections have ended, and nobody has been told."""
         self._gone: set[str] = set()
@@ -32,9 +37,15 @@ class Ether(Room):
         payload = None if message.payload is None else memoryview(bytearray(message.payload))
         size = len(header) + FRAME_BYTES + (0 if payload is None else payload.nbytes)
         arrived = Message(message.sender, json.loads(header), payload)
-        self._network.send(
-            self._node(message.sender), self._node(_worker(address)), size, lambda: self._deliver(address, arrived)
-        )
+        source, target = self._node(message.sender), self._node(_worker(address))
+        for late in self.weather.delays(source, target, self.time.now()):
+            self._network.send(source, target, size, functools.partial(self._come, address, arrived, late))
+
+    def _come(self, address: str, message: Message, late: float) -> None:
+        if late:
+            self.time.at(self.time.now() + late, lambda: self._deliver(address, message))
+        else:
+            self._deliver(address, message)
 
     def kill(self, worker: int, attempt: int) -> None:
         """The machine's end of every connection is gone: what comes is dropped, and the coordinator notices."""

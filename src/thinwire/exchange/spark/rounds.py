@@ -15,11 +15,14 @@ import torch
 
 from thinwire.engine.ports import COORDINATOR, Clock, Header
 from thinwire.exchange.mesh import Mesh
-from thinwire.exchange.round import Chunk, Lane, Launch, Round
+from thinwire.exchange.round import KNOWN, Chunk, Lane, Launch, Round
 from thinwire.exchange.rounds import MOST_EARLY, Rounds, Send
 from thinwire.exchange.spark.link import EXACT, SPARK, Offer, SparkLink
 from thinwire.parameters import Fragment
 from thinwire.rules.compression import codec
+
+HEAVY = 2.0**60
+"""The weight of a mean that is known already, where sums know weights alone: others are nothing beside it."""
 
 
 class SparkRounds(Rounds):
@@ -53,6 +56,7 @@ class SparkRounds(Rounds):
         return (Chunk(SPARK, 0, fragment.size, True),)
 
     def _scatter(self, entry: Round) -> None:
+        entry.weight = HEAVY if entry.weight == KNOWN else entry.weight
         header = self._header("launched", entry, 0) | {"w": entry.weight, "n": entry.note}
         packed = entry.pack(0)
         size_bytes = entry.size_bytes = entry.lane.codec.size_bytes(entry.fragment.size)

@@ -126,12 +126,12 @@ class Publications:
             self._announce()
 
     def go(self, name: Name) -> None:
-        """All have it: it is taken up, where it was not before."""
-        found = self._open.pop(name, None) if name > self.went else None
-        if found is not None and found.complete:
-            assert found.note is not None
-            self._open = {other: pages for other, pages in self._open.items() if other > name}
-            self._emit(name, found.note, found.model, found.tuples)
+        """All have it, and what was announced before: each is taken up, in their order, where it was not yet."""
+        for earlier in sorted(other for other in self._open if other <= name):
+            found = self._open.pop(earlier)
+            if found.complete and earlier > self.went:
+                assert found.note is not None
+                self._emit(earlier, found.note, found.model, found.tuples)
 
     def tick(self, now: float) -> None:
         """Announces again what somebody has been waiting for too long."""
@@ -142,9 +142,7 @@ class Publications:
 
     def begin(self, generation: int, members: tuple[int, ...], me: int, went: Name) -> None:
         """A generation has begun; somebody in it had taken up publications until `went`."""
-        for name in sorted(self._open):
-            if name <= went:
-                self.go(name)
+        self.go(went)
         again = [] if self._announced is None or self._announced[0] <= went else [self._announced[1]]
         self._open, self._announced, self._count = {}, None, 0
         self._generation, self._members = generation, members

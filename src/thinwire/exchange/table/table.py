@@ -24,6 +24,7 @@ from thinwire.exchange.table.host import Host, as_values
 from thinwire.exchange.table.pages import Name, Publications, name_of
 from thinwire.exchange.table.server import Reply
 from thinwire.parameters import Fragment
+from thinwire.strategies import Served
 
 AGAIN_S = 20.0
 """After so long what was asked for is asked for again."""
@@ -217,8 +218,10 @@ class Table(Host):
         early, self._early = self._early, []
         for message in early:
             self._receive(message)
-        for round in sorted(self._flights):
-            self._send_off(round, self._flights[round].missing)
+        for round, flight in sorted(self._flights.items()):
+            if self._undone():
+                flight.missing = set(range(len(self.layout.fragments)))
+            self._send_off(round, flight.missing)
         views, self._views = self._views, []
         for view in views:
             if view.key is not None:  # a peer that still needs the joint state asks again
@@ -229,6 +232,15 @@ class Table(Host):
             self.announce(note)
         if not self._needs_state:
             self._caught()
+
+    def _undone(self) -> bool:
+        """Whether what servers had merged of this worker's may be undone, also where it has their reply.
+
+        They went back to a checkpoint, and know what is in it. Where the reference put in what it had nobody knows, and
+        only who would wait for a contribution for ever, under strict consistency, is given it again.
+        """
+        strategy, kind = self._joint.strategy, "live" if self._plan is None else self._plan.kind
+        return kind == "back" or (kind == "put" and isinstance(strategy, Served) and strategy.strict)
 
     def _load(self, tree: dict[str, Any]) -> None:
         """A worker's own numbers never go back: servers know its updates by them. What was under way is over."""

@@ -1,0 +1,30 @@
+"""The trained model as it comes in: by part of a replica, in chunks, each in pieces."""
+
+from __future__ import annotations
+
+from thinwire.engine.ports import Header
+
+
+class Harvest:
+    """Takes pieces in until every part of a replica is whole."""
+
+    def __init__(self, parts: int) -> None:
+        self._parts = parts
+        self._pieces: dict[tuple[int, int], dict[int, bytes]] = {}
+        self._whole: set[int] = set()
+        self.results: dict[int, dict[int, bytes]] = {}
+        """By part and number, the chunks that are whole."""
+
+    def take(self, header: Header, payload: memoryview | None) -> bool:
+        """A piece; whether all is there now."""
+        part, chunk = int(header["part"]), int(header["chunk"])
+        pieces = self._pieces.setdefault((part, chunk), {})
+        if payload is not None and 0 <= part < self._parts:
+            pieces[int(header["i"])] = bytes(payload)
+        found = self.results.setdefault(part, {})
+        if len(pieces) == int(header["n"]):
+            found[chunk] = b"".join(pieces[i] for i in sorted(pieces))
+            del self._pieces[part, chunk]
+        if len(found) == int(header["chunks"]):
+            self._whole.add(part)
+        return len(self._whole) == self._parts

@@ -1,0 +1,52 @@
+"""The joint state on its way from the worker that has it to one that asked, in pieces that may get lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from thinwire.engine.ports import Clock, Header
+from thinwire.exchange.parcel import Parcel, pieces
+
+WANT_S = 5.0
+"""Without a piece for so long, what was asked for is asked for again: then after twice as long."""
+
+
+class Donation:
+    """What one worker gives, and what it waits for; `tell` sends a message of a kind to a peer."""
+
+    def __init__(self, tell: Callable[[int, str, Header, memoryview | None], None], clock: Clock) -> None:
+        self._tell, self._clock = tell, clock
+        self._given = 0
+        self._from = -1
+        self._since, self._patience_s = 0.0, WANT_S
+        self._parcel = Parcel(0)
+
+    def give(self, peer: int, data: bytes) -> None:
+        """Sends a peer what it asked for; all pieces have the same number, so that two states are not mixed."""
+        self._given += 1
+        for index, count, piece in pieces(data):
+            self._tell(peer, "state", {"i": index, "n": count, "d": self._given}, piece)
+
+    def want(self, giver: int) -> None:
+        """Asks for it."""
+        self._from, self._patience_s, self._parcel = giver, WANT_S, Parcel(0)
+        self._ask()
+
+    def tick(self) -> None:
+        """Asks again, where nothing has come for long."""
+        if self._clock() - self._since > self._patience_s:
+            self._patience_s *= 2
+            self._ask()
+
+    def take(self, sender: int, header: Header, payload: memoryview) -> bytes | None:
+        """A piece; the whole with the last one."""
+        if sender != self._from or int(header["d"]) < self._parcel.name:
+            return None
+        self._since = self._clock()
+        if int(header["d"]) > self._parcel.name:
+            self._parcel = Parcel(int(header["d"]))
+        return self._parcel.add(int(header["i"]), int(header["n"]), payload)
+
+    def _ask(self) -> None:
+        self._since = self._clock()
+        self._tell(self._from, "want", {}, None)

@@ -1,0 +1,112 @@
+"""What a seed stands for: a strategy, a number of workers, and what goes wrong when."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from thinwire.cluster.simulated import Fault
+from thinwire.cluster.simulated.cluster import Kind
+from thinwire.strategies import (
+    EASGD,
+    MPCA,
+    Auto,
+    DeepSpark,
+    DiLoCo,
+    ParameterTable,
+    Relay,
+    SparkNet,
+    Strategy,
+    Synchronous,
+)
+
+MENU: dict[str, Callable[[], Strategy]] = {
+    "synchronous": Synchronous,
+    "synchronous in int8": lambda: Synchronous(codec="int8"),
+    "sparknet": lambda: SparkNet(period=2),
+    "diloco": lambda: DiLoCo(period=2),
+    "diloco, fragments in flight": lambda: DiLoCo(period=4, fragments=2, overlap=True),
+    "mpca": MPCA,
+    "relay": Relay,
+    "relay with a quorum": lambda: Relay(bits=8, fragments=2, quorum=0.5, grace_s=0.05),
+    "auto": Auto,
+    "easgd": lambda: EASGD(period=2, tuple_size=128),
+    "deepspark": lambda: DeepSpark(tuple_size=128),
+    "table, strict": lambda: ParameterTable(consistency="strict", tuple_size=128, log_every=4),
+    "table, eventual": lambda: ParameterTable(tuple_size=128, log_every=4),
+    "table, bounded": lambda: ParameterTable(staleness=2, tuple_size=128, log_every=4),
+    "table on the driver": lambda: ParameterTable(servers="driver", tuple_size=128, log_every=4),
+}
+STEP_S, EPOCHS = 0.1, 6
+"""A worker's six epochs of four steps take 2.4 s where nothing goes wrong."""
+WINDOW_S = 3.5
+"""Faults begin before this."""
+MOST_S = 4.0
+"""How long one lasts, at most."""
+HARSH = 0.15
+"""Share of schedules in which nobody is spared, so that a run may be lost with all who hold its model."""
+MESSAGES: tuple[Kind, ...] = ("lose", "repeat", "shuffle")
+DEEDS: tuple[Kind, ...] = ("kill", "kill", "kill", "pause", "cut", "part", "twin")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One run, and what goes wrong in it."""
+
+    seed: int
+    name: str
+    """Of the strategy, in `MENU`."""
+    workers: int
+    revives: bool
+    harsh: bool
+    spread: float
+    faults: tuple[Fault, ...]
+
+    @classmethod
+    def draw(cls, seed: int, only: str | None = None) -> Schedule:
+        """The schedule of a seed; `only` replaces the strategy that it would have."""
+        chance = random.Random(f"thinwire {seed}")
+        name = chance.choice(list(MENU))
+        workers, revives, harsh = chance.choice((2, 3, 3, 4)), chance.random() < 0.4, chance.random() < HARSH
+        spared = None if harsh else chance.randrange(workers)
+        faults = [_deed(chance, workers, spared) for _ in range(chance.choice((0, 1, 1, 2, 2, 3, 4)))]
+        faults += [_weather(chance, workers) for _ in range(chance.choice((0, 0, 1, 2, 3)))]
+        return cls(seed, only or name, workers, revives, harsh, chance.choice((0.0, 0.3)), tuple(faults))
+
+    @property
+    def calm_at(self) -> float:
+        """When the last fault is over."""
+        return max((fault.at_s + fault.seconds for fault in self.faults), default=0.0)
+
+    def lines(self) -> list[str]:
+        """The schedule for people."""
+        how = "as Spark starts them again" if self.revives else "replaced by the coordinator"
+        head = f"seed {self.seed}: {self.name}, {self.workers} workers, {how}{', harsh' if self.harsh else ''}"
+        return [head, *(f"  {_told(fault)}" for fault in sorted(self.faults, key=lambda fault: fault.at_s))]
+
+
+def _deed(chance: random.Random, workers: int, spared: int | None) -> Fault:
+    worker = chance.choice([w for w in range(workers) if w != spared])
+    kind = chance.choice(DEEDS)
+    seconds = chance.uniform(0.05, MOST_S) if kind != "kill" else chance.choice((0.0, 0.3, 1.5, MOST_S))
+    other = None
+    if kind == "part" and chance.random() < 0.7:
+        other = chance.choice([w for w in range(workers) if w != worker])
+    at_s = round(chance.uniform(0.0, WINDOW_S), 3)
+    return Fault(kind=kind, worker=worker, at_s=at_s, seconds=round(seconds, 3), other=other)
+
+
+def _weather(chance: random.Random, workers: int) -> Fault:
+    kind, share = chance.choice(MESSAGES), round(chance.choice((0.02, 0.1, 0.3)), 3)
+    at_s, seconds = round(chance.uniform(0.0, WINDOW_S), 3), round(chance.uniform(0.1, MOST_S), 3)
+    return Fault(kind=kind, worker=chance.randrange(workers), at_s=at_s, seconds=seconds, share=share)
+
+
+def _told(fault: Fault) -> str:
+    whom = f"{fault.at_s:6.3f} s  {fault.kind} worker {fault.worker}"
+    if fault.kind == "part":
+        whom += f" from {'the driver' if fault.other is None else f'worker {fault.other}'}"
+    elif fault.kind in MESSAGES:
+        whom += f"'s messages, {fault.share:.0%}"
+    return f"{whom}, {fault.seconds:g} s"

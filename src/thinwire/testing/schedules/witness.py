@@ -1,0 +1,188 @@
+"""What is watched while a schedule is played, and what must hold."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from thinwire.cluster.simulated.fibers import VirtualTime
+from thinwire.engine.joint import JointState
+from thinwire.engine.publishing import Publisher
+from thinwire.exchange.member import Member
+from thinwire.exchange.mesh import Mesh
+
+PLACES = 512
+LAST_SEEN = 64
+Owner = tuple[int, int]
+"""A worker and its attempt."""
+
+
+class BrokenInvariantError(AssertionError):
+    """Something happened that must not, whatever goes wrong."""
+
+
+class Witness:
+    """Sees every step, landing and hand-over of one run."""
+
+    def __init__(self, time: VirtualTime, *, ledger: str) -> None:
+        self.time, self._ledger = time, ledger
+        self.steps: dict[Owner, list[tuple[tuple[int, int], int]]] = {}
+        """By worker and attempt, the positions of its steps and their rows."""
+        self.places: dict[tuple[int, int, int], int] = {}
+        """By worker, attempt and step, the place of its mark."""
+        self._held: dict[tuple[int, int, str], tuple[str, Owner]] = {}
+        """By generation, rounds landed and kind, the joint model's digest and who had it first."""
+        self._members: dict[int, Any] = {}
+        """By joint state, the exchange that it belongs to."""
+        self._final: dict[Owner, str] = {}
+        """By worker and attempt, the digest of the joint model that its run ended on."""
+        self._with: dict[int, tuple[int, ...]] = {}
+        """By exchange, the members of its generation."""
+        self._before: dict[int, Tensor] = {}
+        """By joint state, the ledger as it was last seen there."""
+
+    def owner(self) -> Owner:
+        """The worker whose code runs now."""
+        found: Any = self.time.current.owner
+        return int(found[0]), int(found[1])
+
+    def stepped(self, owner: Owner, position: tuple[int, int], rows: int) -> int | None:
+        """Notes a step; returns its place."""
+        done = self.steps.setdefault(owner, [])
+        done.append((position, rows))
+        if len(self.places) == PLACES:
+            return None
+        return self.places.setdefault((*owner, len(done) - 1), len(self.places))
+
+    # -- watching ---------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """While it lasts, every exchange of this process is watched."""
+        with contextlib.ExitStack() as stack:
+            for kind, name, after in (
+                (Member, "__init__", self._made),
+                (JointState, "land", self._landed),
+                (Publisher, "_final_model", self._ended),
+                (Member, "_commit", self._formed),
+                (Member, "_take_state", self._formed),
+            ):
+                stack.enter_context(mock.patch.object(kind, name, _followed(getattr(kind, name), after)))
+            yield
+
+    def _made(self, member: Member, found: Any) -> None:
+        self._members[id(member._joint)] = member
+
+    def _formed(self, member: Member, found: Any) -> None:
+        earlier, now = self._with.get(id(member), ()), member._rounds.members
+        self._with[id(member)] = now
+        alone = len(earlier) == 1 or len(now) == 1  # its replica is the joint model, or is put in soon
+        if isinstance(member, Mesh) and not member._needs_state and not alone:
+            self._compare(member, "state", member._joint.model)
+
+    def _landed(self, joint: JointState, reply: Tensor) -> None:
+        member = self._members[id(joint)]
+        self._compare(member, "reply", reply)
+        self._compare(member, "state", joint.model)
+        if self._ledger == "shares" and joint.model is not None:
+            self._counted_once(joint)
+
+    def _ended(self, publisher: Publisher, model: Tensor) -> None:
+        plan = publisher._worker.plan
+        if publisher._worker.strategy.timing != "async":  # there it is looked at while others may still change it
+            self._final[plan.worker, plan.attempt] = _digest(model)
+
+    def _compare(self, member: Member, kind: str, values: Tensor | None) -> None:
+        """Live workers of a generation that have landed as many rounds hold the same joint model."""
+        if values is None:
+            return
+        owner = (member._seat.worker, member._seat.attempt)
+        if self.time.current.owner is None or owner != self.owner():
+            return
+        digest = _digest(values)
+        key = (member._rounds.generation, member._joint.landed, kind)
+        first, whose = self._held.setdefault(key, (digest, owner))
+        if first != digest:
+            raise BrokenInvariantError(
+                f"in generation {key[0]}, {key[1]} rounds landed, worker {owner[0]}.{owner[1]} has another {kind} "
+                f"than worker {whose[0]}.{whose[1]}"
+            )
+
+    def _counted_once(self, joint: JointState) -> None:
+        """Under plain averaging a step's share is in the joint model once, and never changes again."""
+        assert joint.model is not None
+        now, before = joint.model.clone(), self._before.get(id(joint))
+        self._before[id(joint)] = now
+        if before is None:
+            return
+        changed = ((before != 0) & ((now - before).abs() > 1e-5)).nonzero().flatten().tolist()
+        if changed and self._continues(before, now):
+            raise BrokenInvariantError(f"steps {self._whose(changed)} were counted again")
+
+    @staticmethod
+    def _continues(before: Tensor, now: Tensor) -> bool:
+        """Whether the one came of the other; a worker that took an older model over begins another line."""
+        return bool(((before != 0) & (now == 0)).sum() == 0)
+
+    def _whose(self, places: list[int]) -> str:
+        names = {place: f"{w}.{a}:{step}" for (w, a, step), place in self.places.items()}
+        return ", ".join(names[place] for place in places[:6])
+
+    # -- afterwards -------------------------------------------------------------------------------------------------
+
+    def check_rows(self, summary: dict[str, Any], per_worker: dict[int, int], epochs: int) -> None:
+        """Every row of every epoch was trained on; none was left out between a worker and its successor."""
+        if not summary["complete"]:
+            return
+        wanted = sum(per_worker.values()) * epochs
+        if summary["rows"] != wanted:
+            raise BrokenInvariantError(f"the summary says {summary['rows']} rows, and {wanted} are {epochs} epochs")
+        for worker, rows in per_worker.items():
+            done: dict[tuple[int, int], int] = {}
+            for owner in sorted(o for o in self.steps if o[0] == worker):
+                positions = [position for position, _ in self.steps[owner]]
+                if len(set(positions)) != len(positions):
+                    raise BrokenInvariantError(f"worker {owner[0]}.{owner[1]} trained twice on the same rows")
+                done |= dict(self.steps[owner])
+            if sum(done.values()) != rows * epochs:
+                raise BrokenInvariantError(
+                    f"worker {worker} trained on {sum(done.values())} of {rows * epochs} rows, and the run is complete"
+                )
+
+    def check_end(self, lost: set[Owner]) -> None:
+        """Those who saw the run to its end ended on the same model."""
+        ends = {owner: digest for owner, digest in self._final.items() if owner not in lost}
+        if len(set(ends.values())) > 1:
+            raise BrokenInvariantError(f"workers ended on different models: {ends}")
+
+    def check_model(self, model: Tensor) -> None:
+        """What the finished model holds of each step."""
+        if self._ledger == "none":
+            return
+        allowed = {0.0, 1.0} if self._ledger == "ones" else {0.0, 1.0, 1 / 2, 1 / 3, 1 / 4}
+        for value in sorted(set(model.tolist())):
+            if not any(abs(value - one) < 1e-5 for one in allowed):
+                places = (model == value).nonzero().flatten().tolist()
+                raise BrokenInvariantError(f"steps {self._whose(places)} are {value:.4f} times in the model")
+
+
+def _digest(values: Tensor | None) -> str:
+    return "" if values is None else hashlib.blake2b(values.numpy().tobytes(), digest_size=8).hexdigest()
+
+
+def _followed(method: Callable[..., Any], after: Callable[[Any, Any], None]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def act(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = method(self, *args, **kwargs)
+        with torch.no_grad():
+            after(self, found)
+        return found
+
+    return act

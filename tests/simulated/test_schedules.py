@@ -1,0 +1,147 @@
+"""The whole protocol under seeded schedules of what goes wrong; and mistakes planted to prove that they are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from thinwire.cli.main import main
+from thinwire.engine import coordinator, membership, saves, worker
+from thinwire.exchange import mesh, sure
+from thinwire.exchange.table import server
+from thinwire.strategies import STRATEGIES, name_of
+from thinwire.testing.schedules import Schedule, play
+from thinwire.testing.schedules.draw import MENU
+from thinwire.testing.schedules.many import play_all
+
+SLICES = 8
+SLICE = 20
+
+
+@pytest.mark.parametrize("part", range(SLICES))
+def test_whatever_goes_wrong_what_must_hold_holds(part: int) -> None:
+    tally = play_all(range(part * SLICE, (part + 1) * SLICE), jobs=1)
+    assert tally.played == SLICE
+    assert not tally.failed, [(verdict.replay, verdict.what[:300]) for verdict in tally.failed]
+
+
+def test_every_strategy_is_on_the_menu() -> None:
+    assert {name_of(make()) for make in MENU.values()} == set(STRATEGIES)
+
+
+def test_a_seed_plays_the_same_way_each_time() -> None:
+    def told(seed: int) -> list[str]:
+        lines: list[str] = []
+        play(Schedule.draw(seed), [lambda event: lines.append(event.to_json())])
+        return [line for line in lines if '"pid"' not in line and "thinwire-schedule-" not in line]
+
+    assert told(18) == told(18)
+    assert told(18) != told(19)
+
+
+# -- planted mistakes ------------------------------------------------------------------------------------------------
+
+
+def no_memory_of_what_was_merged(patch: Any) -> None:
+    """A server that counts an update again when it is sent again."""
+    patch.setattr(server.Server, "_known", lambda self, key, book, update: None)
+
+
+def nobody_is_ever_behind(patch: Any) -> None:
+    """A worker that was away goes on with what it has."""
+    patch.setattr(mesh.Mesh, "_holds", lambda self, header: True)
+
+
+def words_are_said_once(patch: Any) -> None:
+    """What a broken connection takes with it is gone."""
+    patch.setattr(sure.Channel, "_lost", lambda self, seen, heard: [])
+
+
+def a_successor_skips_rows(patch: Any) -> None:
+    """A replacement begins one batch after the position of the last heartbeat."""
+    commit = membership.Membership._commit
+
+    def skipping(self: Any, lane: Any) -> Any:
+        found = commit(self, lane)
+        for send in found:
+            for entry in send.header["members"].values():
+                if entry.get("position"):
+                    entry["position"] = [entry["position"][0], entry["position"][1] + 1]
+        return found
+
+    patch.setattr(membership.Membership, "_commit", skipping)
+
+
+def the_end_is_not_waited_for(patch: Any) -> None:
+    """A worker ends on what it has when it hears that all are done, though rounds are still on their way to it."""
+    patch.setattr(worker.Worker, "_concludes", lambda self: "conclude" in self.told)
+
+
+def checkpoints_are_committed_early(patch: Any) -> None:
+    """A checkpoint counts as whole when anybody has written a part of it."""
+    whole = saves.Saves.whole
+    patch.setattr(saves.Saves, "whole", lambda self, needed, newest: whole(_careless(self), set(), newest))
+
+
+def _careless(books: Any) -> Any:
+    books._group_size = 0
+    return books
+
+
+def one_who_died_at_the_end_is_missed(patch: Any) -> None:
+    """A worker lost after all rows were done makes the run incomplete."""
+    lose = coordinator.Coordinator._lose
+
+    def forgetful(self: Any, lost: Any) -> None:
+        lose(self, lost)
+        self._done.clear()
+
+    patch.setattr(coordinator.Coordinator, "_lose", forgetful)
+
+
+PLANTED: dict[Callable[[Any], None], tuple[str | None, range]] = {
+    no_memory_of_what_was_merged: ("table, eventual", range(60)),
+    nobody_is_ever_behind: ("sparknet", range(60)),
+    words_are_said_once: (None, range(100)),
+    a_successor_skips_rows: (None, range(60)),
+    the_end_is_not_waited_for: ("relay", range(330)),
+    checkpoints_are_committed_early: (None, range(60)),
+    one_who_died_at_the_end_is_missed: (None, range(100)),
+}
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_a_planted_mistake_is_found(plant: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    only, seeds = PLANTED[plant]
+    plant(monkeypatch)
+    assert any(not play(Schedule.draw(seed, only)).ok for seed in seeds), f"not found in {len(seeds)} schedules"
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_counts_and_tells_how_to_play_one_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["testbed", "schedules", "--seeds", "0:3", "--jobs", "1"]) == 0
+    assert "3 schedules" in capsys.readouterr().out
+    a_successor_skips_rows(monkeypatch)
+    assert main(["testbed", "schedules", "--seeds", "0:30", "--jobs", "1"]) != 0
+    shown = capsys.readouterr()
+    assert "thinwire testbed schedules --seeds " in shown.out + shown.err
+
+
+def test_one_seed_alone_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["testbed", "schedules", "--seeds", "18"]) == 0
+    shown = capsys.readouterr().out
+    assert "seed 18" in shown
+    assert "worker_lost" in shown
+    assert "passed: complete" in shown
+
+
+@pytest.mark.parametrize("seeds", ["x", "5:2", "1:x", ""])
+def test_seeds_that_make_no_sense_are_refused(seeds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["testbed", "schedules", "--seeds", seeds]) == 2
+    assert "0:1000" in capsys.readouterr().err
