@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+import thinwire
 from thinwire import errors, events, recipe
 from thinwire.cli.main import parser
 from thinwire.engine.deadlines import Deadlines
@@ -369,6 +370,11 @@ def test_the_events_page_has_every_event_with_its_fields() -> None:
         if kind.__module__ == events.__name__
     }
     assert documented == expected
+
+
+def test_the_python_page_has_everything_that_the_package_offers() -> None:
+    documented = set(re.findall(r"^::: \S+\.(\w+)$", (DOCS / "reference" / "api.md").read_text(), re.MULTILINE))
+    assert set(thinwire.__all__) - {"__version__"} <= documented
 
 
 def test_the_errors_page_has_every_error_with_its_exit_code() -> None:
