@@ -33,8 +33,14 @@ class RunLog:
         if self._url is not None:
             filesystem, path = fsspec.url_to_fs(self._url)
             if "file" in filesystem.protocol:
-                os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-                self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - open for as long as the run lasts
+                try:
+                    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+                    self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - open for as long as the run lasts
+                except OSError as error:
+                    raise ConfigError(
+                        f"out = {out!r} cannot be written to ({error.strerror}: {error.filename!r}); it must be "
+                        "a folder, or a place where one can be made. Name another, or change its owner or mode."
+                    ) from error
 
     def listen(self, listener: Listener) -> None:
         """Adds someone who is told of every event."""

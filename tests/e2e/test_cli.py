@@ -96,6 +96,13 @@ def test_a_recipe_that_is_not_there_or_not_toml_is_refused(tmp_path: Path, capsy
     assert "is not valid TOML" in capsys.readouterr().err
 
 
+def test_an_out_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    done = run("train", DIGITS, "--out", str(tmp_path / "taken" / "a"))
+    assert done.returncode == 2
+    assert f"out = '{tmp_path}/taken/a' cannot be written to (Not a directory" in done.stderr
+
+
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["train", "--help"])

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+import thinwire
 from thinwire import errors, events, recipe
 from thinwire.cli.main import parser
 from thinwire.engine.deadlines import Deadlines
@@ -45,10 +46,10 @@ def named(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def run(arguments: list[str], folder: Path) -> str:
+def run(arguments: list[str], folder: Path, timeout_s: float = 110) -> str:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=110
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout_s
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -110,16 +111,19 @@ def test_the_code_of_the_readme_runs(tmp_path: Path) -> None:
 
 
 WHOLE = {
-    "tutorials/first-run.md": (),
-    "tutorials/dataframe-to-predictions.md": ("pyspark",),
     "tutorials/choosing-a-strategy.md": (),
     "how-to/watch.md": ("mlflow", "tensorboard"),
     "how-to/drills.md": (),
     "how-to/clusters.md": ("pyspark",),
+    "how-to/migrate/torchdistributor.md": ("pyspark",),
+    "how-to/migrate/horovod.md": ("pyspark",),
+    "how-to/migrate/elephas.md": ("pyspark",),
+    "how-to/migrate/sparktorch.md": ("pyspark",),
 }
-"""Pages whose code is one program from top to bottom, and what it needs."""
+"""Pages whose code is one program from top to bottom, and what it needs; `test_first_day.py` has two more."""
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", WHOLE)
 def test_the_code_of_a_page_runs_as_one_program(page: str, tmp_path: Path) -> None:
     for module in WHOLE[page]:
@@ -128,7 +132,22 @@ def test_the_code_of_a_page_runs_as_one_program(page: str, tmp_path: Path) -> No
         pytest.skip("there is no Java here, which Spark needs")
     script = tmp_path / "page.py"
     script.write_text("\n\n".join(code_blocks(DOCS / page)))
-    run([str(script)], tmp_path)
+    run([str(script)], tmp_path, timeout_s=280)
+
+
+def test_code_of_other_libraries_is_at_least_python() -> None:
+    """Blocks marked `py` are of libraries that cannot be installed here."""
+    marked = {page: code_blocks(page, "py") for page in sorted(DOCS.rglob("*.md"))}
+    assert [page.stem for page in marked if marked[page]] == ["elephas", "horovod", "sparktorch"]
+    for page, blocks in marked.items():
+        for block in blocks:
+            names = {alias.split(".")[0] for alias in imported(ast.parse(block))}
+            assert page.stem in names, "it is of the library that the page is about"
+
+
+def imported(tree: ast.Module) -> list[str]:
+    plain = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    return plain + [str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
@@ -351,6 +370,11 @@ def test_the_events_page_has_every_event_with_its_fields() -> None:
         if kind.__module__ == events.__name__
     }
     assert documented == expected
+
+
+def test_the_python_page_has_everything_that_the_package_offers() -> None:
+    documented = set(re.findall(r"^::: \S+\.(\w+)$", (DOCS / "reference" / "api.md").read_text(), re.MULTILINE))
+    assert set(thinwire.__all__) - {"__version__"} <= documented
 
 
 def test_the_errors_page_has_every_error_with_its_exit_code() -> None:

@@ -51,6 +51,12 @@ def test_rows_that_are_not_there_are_a_problem_and_the_exit_code_says_so(tmp_pat
     assert "the data has no rows" in found.stdout
 
 
+def test_a_master_that_is_none_is_named_in_a_sentence() -> None:
+    done = doctor("--master", "spork://host:7077")
+    assert done.returncode == ConfigError.exit_code
+    assert "master = 'spork://host:7077' gave no Spark session" in done.stderr
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, spark: Any) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ConfigError, match="cannot be written to"):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from thinwire import __version__
-from thinwire.errors import LostWorkersError, ThinwireError, nearest
+from thinwire.errors import Interrupted, LostWorkersError, ThinwireError, nearest
 
 TRAIN_HELP = """\
 Run a recipe. A recipe is a TOML file; recipes/digits.toml is a complete one.
@@ -193,11 +193,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return doctor(options)
         return _train(options)
     except ThinwireError as error:
-        print(f"thinwire: {error}", file=sys.stderr)
-        return error.exit_code
+        return _complaint(str(error), error.exit_code)
     except KeyboardInterrupt:
-        print("thinwire: stopped at once; checkpoints written before are intact", file=sys.stderr)
-        return 130
+        return _complaint("stopped at once; checkpoints written before are intact", Interrupted.exit_code)
+
+
+def _complaint(message: str, code: int) -> int:
+    """Says what went wrong, and which page of the documentation says what to do about it."""
+    print(f"thinwire: {message}\nexit code {code}: see docs/reference/errors/exit-{code}.md", file=sys.stderr)
+    return code
 
 
 def _train(options: argparse.Namespace) -> int:

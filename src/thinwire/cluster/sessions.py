@@ -39,9 +39,22 @@ def start_session(master: str | None, workers: int) -> Any:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # executors on this machine run what the driver runs
     from pyspark.sql import SparkSession
 
+    try:
+        return _started(SparkSession.builder, master, workers)
+    except Exception as error:  # py4j's, pyspark's and Connect's have nothing else in common
+        java = [line.lstrip(": ") for line in str(error).splitlines() if line.startswith(": ")]
+        why = java[0] if java else str(error).partition("\n")[0]
+        raise ConfigError(
+            f"master = {master!r} gave no Spark session ({why}); it is an address such as spark://host:7077, yarn, "
+            "k8s://https://host:6443 or sc://host. See whether that master runs and can be reached from here, and read "
+            "Spark's own lines above."
+        ) from error
+
+
+def _started(builder: Any, master: str | None, workers: int) -> Any:
     if master is not None and master.startswith("sc://"):
-        return SparkSession.builder.remote(master).getOrCreate()
-    builder = SparkSession.builder.appName("thinwire").master(master or f"local[{workers},1000]")
+        return builder.remote(master).getOrCreate()
+    builder = builder.appName("thinwire").master(master or f"local[{workers},1000]")
     if master is None or master.startswith("local"):
         builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
         builder = builder.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")

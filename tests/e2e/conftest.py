@@ -1,0 +1,100 @@
+"""A stranger's shell: an empty folder, and the commands that the documentation tells one to type."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+INSTALLING = re.compile(r"^(python3 -m venv |\. env/bin/activate|(env/bin/)?pip install )")
+SERVING = re.compile(r"^thinwire dashboard ")
+
+
+class Shell:
+    """Types blocks of commands into bash, in a folder of its own; `thinwire` and `python` are this tree's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "bin").mkdir()
+        for name, words in {"thinwire": "-m thinwire", "python": "", "python3": ""}.items():
+            (folder / "bin" / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
+            (folder / "bin" / name).chmod(0o755)
+        (folder / "recipes").symlink_to(ROOT / "recipes")
+        path = os.pathsep.join([str(folder / "bin"), os.environ["PATH"]])
+        source = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+        self.environment = {**os.environ, "PATH": path, "PYTHONPATH": source}
+
+    def run(self, block: str, code: int = 0, timeout_s: float = 150.0) -> str:
+        """What a block prints; it must end with that exit code."""
+        done = subprocess.run(
+            ["bash", "-eo", "pipefail", "-c", block],
+            cwd=self.folder,
+            env=self.environment,
+            text=True,
+            timeout=timeout_s,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert done.returncode == code, done.stdout[-3000:]
+        return done.stdout
+
+    def follow(self, block: str, change: Callable[[str], str] = str) -> str:
+        """Does what a page says, command by command: what installs is left out, what serves is looked at and ended."""
+        told = []
+        for command in commands(block):
+            if INSTALLING.match(command):
+                continue
+            told.append(self.serve(command) if SERVING.match(command) else self.run(change(command)))
+        return "".join(told)
+
+    def serve(self, command: str) -> str:
+        """The page behind the address that a command prints."""
+        line = ["bash", "-c", f"exec {command}"]
+        with subprocess.Popen(
+            line, cwd=self.folder, env=self.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as server:
+            assert server.stdout is not None
+            try:
+                address = re.search(r"http://\S+", server.stdout.readline())
+                assert address is not None
+                with urllib.request.urlopen(address[0], timeout=30) as answer:
+                    page: str = answer.read().decode()
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    server.send_signal(signal.SIGINT)
+            assert server.wait(60) == 0
+        return page
+
+
+def commands(block: str) -> list[str]:
+    """The commands of a block: lines that go on, and here-documents, belong to one."""
+    found: list[str] = []
+    mark = ""
+    for line in block.splitlines():
+        if mark or (found and found[-1].endswith("\\")):
+            found[-1] += f"\n{line}"
+            mark = "" if line == mark else mark
+        elif line.strip():
+            found.append(line)
+            begins = re.search(r"<<'(\w+)'", line)
+            mark = begins[1] if begins else ""
+    return found
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    return Shell(tmp_path)
+
+
+@pytest.fixture
+def split() -> Callable[[str], list[str]]:
+    return commands
