@@ -1,0 +1,139 @@
+"""What is done to a run: which process or link, what, and how it is undone. Only to what the run itself has started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import resource
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+EXECUTOR = "CoarseGrainedExecutorBackend"
+LOW_BYTES = 64 << 20
+"""What a worker whose memory is limited may take beyond what it has."""
+
+
+@dataclass
+class Target:
+    """A run that goes on: its driver's process, and its workers' as its events tell them."""
+
+    driver: int
+    workers: dict[int, int] = field(default_factory=dict)
+    """Process ids by worker; helpers beside the driver are workers without rows."""
+    bed: Any = None
+    """The emulated network, where there is one."""
+    undo: list[Callable[[], None]] = field(default_factory=list)
+
+    def later(self, seconds: float, act: Callable[[], None]) -> None:
+        """Undoes something after a while, or at the end of the bout, whichever comes first."""
+        timer = threading.Timer(seconds, act)
+        timer.daemon = True
+        self.undo.append(lambda: (timer.cancel(), act())[0])
+        timer.start()
+
+
+Deed = Callable[[Target, random.Random], str]
+"""Does it; returns what was done, for the report, or nothing where there was nobody to do it to."""
+
+
+def kill_worker(target: Target, chance: random.Random) -> str:
+    """`kill -9` of a worker's process."""
+    worker = _one(target, chance)
+    return "" if worker is None or not _signal(target.workers[worker], signal.SIGKILL) else f"kill -9 worker {worker}"
+
+
+def kill_executor(target: Target, chance: random.Random) -> str:
+    """`kill -9` of the JVM of a worker's executor."""
+    worker = _one(target, chance)
+    executor = None if worker is None else executor_of(target.workers[worker])
+    if executor is None or not _signal(executor, signal.SIGKILL):
+        return ""
+    return f"kill -9 the executor of worker {worker}"
+
+
+def pause_worker(target: Target, chance: random.Random) -> str:
+    """SIGSTOP for up to six seconds, or for long enough to be given up."""
+    worker, seconds = _one(target, chance), chance.choice((0.5, 2.0, 6.0, 20.0))
+    if worker is None or not _signal(target.workers[worker], signal.SIGSTOP):
+        return ""
+    pid = target.workers[worker]
+    target.later(seconds, lambda: _signal(pid, signal.SIGCONT))
+    return f"SIGSTOP worker {worker} for {seconds:g} s"
+
+
+def kill_driver(target: Target, chance: random.Random) -> str:
+    """`kill -9` of the driver: the run ends, and is resumed from its last checkpoint."""
+    return "kill -9 the driver" if _signal(target.driver, signal.SIGKILL) else ""
+
+
+def starve_worker(target: Target, chance: random.Random) -> str:
+    """A memory limit a little above what a worker has: its next large allocation fails."""
+    worker = _one(target, chance)
+    if worker is None:
+        return ""
+    try:
+        with open(f"/proc/{target.workers[worker]}/statm") as found:
+            limit = int(found.read().split()[0]) * os.sysconf("SC_PAGE_SIZE") + LOW_BYTES
+        resource.prlimit(target.workers[worker], resource.RLIMIT_AS, (limit, limit))
+    except (OSError, ValueError):
+        return ""
+    return f"limit worker {worker} to {limit >> 20} MiB"
+
+
+def cut_node(target: Target, chance: random.Random) -> str:
+    """A node's cable is out for a while."""
+    node, seconds = chance.randrange(1, target.bed.nodes + 1), chance.choice((1.0, 5.0, 20.0))
+    target.bed.bed.cut(node)
+    target.later(seconds, lambda: target.bed.bed.heal(node))
+    return f"cut node {node} for {seconds:g} s"
+
+
+def throttle_node(target: Target, chance: random.Random) -> str:
+    """A node's link is slow for a while."""
+    node, rate, seconds = chance.randrange(1, target.bed.nodes + 1), chance.choice(("1mbit", "10mbit")), 10.0
+    target.bed.bed.throttle(node, rate)
+    target.later(seconds, lambda: target.bed.bed.throttle(node, "1gbit"))
+    return f"throttle node {node} to {rate} for {seconds:g} s"
+
+
+LOCAL: tuple[tuple[Deed, int], ...] = ((kill_worker, 12), (pause_worker, 3), (kill_driver, 1))
+SPARK: tuple[tuple[Deed, int], ...] = ((kill_worker, 5), (kill_executor, 5), (pause_worker, 2), (kill_driver, 1))
+BED: tuple[tuple[Deed, int], ...] = ((kill_worker, 3), (kill_executor, 3), (cut_node, 3), (throttle_node, 2))
+ARENAS: dict[str, tuple[tuple[Deed, int], ...]] = {"local": LOCAL, "spark": SPARK, "bed": BED}
+"""By where a run is, what is done to it, and how often of all."""
+
+
+def draw(arena: str, chance: random.Random) -> Deed:
+    """The next deed."""
+    deeds = ARENAS[arena]
+    return chance.choices([deed for deed, _ in deeds], [weight for _, weight in deeds])[0]
+
+
+def executor_of(pid: int) -> int | None:
+    """The executor's JVM above a worker's process; None where there is none."""
+    for _ in range(8):
+        try:
+            with open(f"/proc/{pid}/cmdline") as found:
+                if EXECUTOR in found.read():
+                    return pid
+            with open(f"/proc/{pid}/stat") as found:
+                pid = int(found.read().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            return None
+    return None
+
+
+def _one(target: Target, chance: random.Random) -> int | None:
+    here = sorted(worker for worker, pid in target.workers.items() if os.path.exists(f"/proc/{pid}"))
+    return chance.choice(here) if here else None
+
+
+def _signal(pid: int, number: int) -> bool:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+        return True
+    return False
