@@ -29,6 +29,7 @@ from thinwire.checkpoint.manifest import NAME, Manifest, Part, check_name
 from thinwire.errors import CheckpointError, nearest
 
 _MANIFEST = "manifest.json"
+_MOST_MANIFEST_BYTES = 64 << 20
 _PART_FILE = re.compile(r".+\.[0-9a-f]{16}\.safetensors")
 _GONE = (FileNotFoundError, NotADirectoryError)
 
@@ -193,6 +194,12 @@ class CheckpointStore:
 
     def _manifest(self, name: str) -> Manifest | None:
         path = self._path(name, _MANIFEST)
+        size_bytes = self._size_bytes(path)
+        if size_bytes is not None and size_bytes > _MOST_MANIFEST_BYTES:
+            raise _DamagedManifestError(
+                f"{self._shown(path)} has {size_bytes:,} bytes. A manifest has at most {_MOST_MANIFEST_BYTES:,}. "
+                "Resume from another checkpoint."
+            )
         data = self._read(path)
         if data is None:
             return None

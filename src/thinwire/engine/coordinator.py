@@ -9,13 +9,13 @@ from typing import Any
 from thinwire import events
 from thinwire.engine import endings
 from thinwire.engine.clock import REAL, Time
+from thinwire.engine.forms import fits
 from thinwire.engine.jury import Jury
 from thinwire.engine.ledger import Ledger
 from thinwire.engine.membership import Bereft, Decision, Lost, Membership, Stalled
 from thinwire.engine.outcome import Outcome, Policy, order_of
 from thinwire.engine.ports import WHOEVER, Commit, Exit, Header, Hub, Message, Workforce
 from thinwire.engine.stopping import Verdict
-from thinwire.errors import ConfigError
 
 TURN_S = 0.25
 """How often it looks around when nothing comes: each time takes a processor from somebody's step."""
@@ -99,12 +99,11 @@ class Coordinator:
     # -- messages ---------------------------------------------------------------------------------------------------
 
     def _handle(self, message: Message) -> None:
-        now = self._time.now()
-        header, worker = message.header, message.sender
-        handler = getattr(self, "_on_" + str(header["t"]), None)
-        if handler is None:
+        now, header, worker = self._time.now(), message.header, message.sender
+        if not fits(header):
             self.outcome.refused += 1
             return
+        handler = getattr(self, "_on_" + str(header["t"]))
         seat = self.membership.seats.get(worker)
         if header["t"] not in BEFORE_A_SEAT and (seat is None or seat.attempt != header.get("a")):
             if header["t"] == "beat":  # a fenced or forgotten worker: it must not go on as if nothing had been
@@ -122,7 +121,8 @@ class Coordinator:
 
     def _on_join(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         if not 0 <= worker < self._policy.workers + self._policy.helpers:
-            raise ConfigError(f"worker {worker} came, and the run is to have {self._policy.workers}")
+            self.outcome.refused += 1
+            return
         if (worker, header["a"]) in self._gone:
             return  # its process ended while this was on the way
         if self._concluding_since is not None and worker in self.membership.unseen:
@@ -150,8 +150,7 @@ class Coordinator:
         """A worker that has yet to join wants a piece of its rows."""
         if self._serve is not None and 0 <= worker < self._policy.workers:
             data, count = self._serve(worker, str(header["name"]), int(header["i"]))
-            answer = {"t": "piece", "i": int(header["i"]), "n": count}
-            self._hub.send(worker, int(header["a"]), answer, memoryview(data))
+            self._hub.send(worker, header["a"], {"t": "piece", "i": header["i"], "n": count}, memoryview(data))
 
     def _on_beat(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         self.membership.beat(header, worker, now)
@@ -181,8 +180,9 @@ class Coordinator:
 
     def _on_event(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         kind = TOLD.get(str(header["kind"]))
-        if kind is not None:
-            self._emit(self.outcome.heed(kind(**header["fields"])))
+        event = None if kind is None else events.made(kind, header["fields"])
+        if event is not None:
+            self._emit(self.outcome.heed(event))
 
     def _on_failed(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         event, error = endings.failure(self.membership.seats[worker], header, self.outcome)
@@ -191,9 +191,11 @@ class Coordinator:
 
     def _on_result(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         part, chunk = int(header["part"]), int(header["chunk"])
+        if payload is None or part >= self._policy.group_size:
+            self.outcome.refused += 1
+            return
         pieces = self._result.setdefault((part, chunk), {})
-        if payload is not None and 0 <= part < self._policy.group_size:
-            pieces[int(header["i"])] = bytes(payload)
+        pieces[int(header["i"])] = bytes(payload)
         found = self.outcome.results.setdefault(part, {})
         if len(pieces) == int(header["n"]):
             found[chunk] = b"".join(pieces[i] for i in sorted(pieces))
