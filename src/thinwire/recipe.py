@@ -128,7 +128,7 @@ def load(path: str, changes: Sequence[str] = ()) -> Recipe:
     try:
         with open(path, "rb") as file:
             values = tomllib.load(file)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # TOML's own errors are of the first kind
         raise ConfigError(f"recipe {path!r} is not valid TOML: {error}") from error
     for change in changes:
         apply(values, change)

@@ -18,6 +18,7 @@ from urllib.parse import quote
 import torch
 import zmq
 from torch import nn
+from zmq.utils import z85
 
 
 class Slow(nn.Module):
@@ -88,7 +89,7 @@ def forms(secret: bytes) -> set[bytes]:
     """A secret as it may be written: itself, Z85 undone, hex, Base64 at any offset, and escaped."""
     raw = [secret]
     if len(secret) == 40:
-        raw.append(zmq.utils.z85.decode(secret))
+        raw.append(z85.decode(secret))
     found = set(raw) | {html.escape(secret.decode()).encode(), quote(secret.decode()).encode()}
     for one in raw:
         found |= {one.hex().encode(), one.hex().upper().encode()}

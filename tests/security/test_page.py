@@ -44,7 +44,7 @@ def ask(
     try:
         connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
         answer = connection.getresponse()
-        return answer.status, answer.headers, answer.read(2000) if path.startswith("/stream") else answer.read()
+        return answer.status, answer.headers, answer.read1(2000) if path.startswith("/stream") else answer.read()
     finally:
         connection.close()
 
@@ -164,6 +164,19 @@ def test_connections_are_limited_and_given_back(server: PageServer) -> None:
             return False
 
     poll(answered)
+
+
+def test_a_token_of_the_environment_is_asked_for_on_this_machine_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other users of it reach localhost as well."""
+    monkeypatch.setenv("THINWIRE_DASHBOARD_TOKEN", "mine-alone")
+    server = serve([str(write(tmp_path / "a", events(1, 2)))])
+    try:
+        assert [ask(server, path)[0] for path in ("/", "/metrics", "/stream")] == [403] * 3
+        assert ask(server, "/metrics?token=mine-alone")[0] == 200
+    finally:
+        server.close()
 
 
 def test_a_token_is_compared_in_constant_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
@@ -68,11 +67,10 @@ def listening() -> list[tuple[int, str]]:
             inodes |= {line.split()[9] for line in file.readlines()[1:] if line.split()[3] == "0A"}
     seen = []
     for pid, (_, command) in processes().items():
-        links = []
-        with contextlib.suppress(OSError):
-            for descriptor in os.listdir(f"/proc/{pid}/fd"):
-                with contextlib.suppress(OSError):  # of this process itself, the one that lists them is gone
-                    links.append(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
+        try:
+            links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+        except OSError:
+            continue
         if any(link.removeprefix("socket:[").rstrip("]") in inodes for link in links):
             seen.append((pid, command))
     return seen

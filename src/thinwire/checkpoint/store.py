@@ -135,11 +135,12 @@ class CheckpointStore:
             raise CheckpointError(f"checkpoint {manifest.name!r} has no part {part!r}. {nearest(part, parts)}")
         expected = parts[part]
         path = self._path(manifest.name, expected.file_name)
+        size_bytes = self._size_bytes(path)
+        if size_bytes not in (None, expected.size_bytes):  # before it is in memory
+            raise self._unlike(path, f"it has {size_bytes:,} bytes, not {expected.size_bytes:,}")
         data = self._read(path)
         if data is None:
             raise self._unlike(path, "it is missing")
-        if len(data) != expected.size_bytes:
-            raise self._unlike(path, f"it has {len(data):,} bytes, not {expected.size_bytes:,}")
         if _digest(data) != expected.digest:
             raise self._unlike(path, f"its digest is {_digest(data)[:16]}…, not {expected.digest[:16]}…")
         try:

@@ -83,8 +83,8 @@ class Source:
 
 
 def token_for(host: str) -> str:
-    """None is needed on this machine; elsewhere the environment's, or a new one."""
-    return "" if host in LOOPBACK else os.environ.get(TOKEN) or secrets.token_urlsafe(16)
+    """The environment's; else none on this machine, and a new one elsewhere."""
+    return os.environ.get(TOKEN) or ("" if host in LOOPBACK else secrets.token_urlsafe(16))
 
 
 class PageServer(ThreadingHTTPServer):

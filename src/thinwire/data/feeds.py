@@ -80,9 +80,9 @@ class Server:
         """One piece of a worker's file, and how many there are: none of a file that is not there."""
         files = self._files[worker]
         path = {TRAIN: files.train, VALIDATION: files.validation}.get(name)  # a name, never a path
-        if path is None or index < 0:
-            return b"", 0
-        count = max(1, -(-os.path.getsize(path) // PIECE_BYTES))
+        count = 0 if path is None else max(1, -(-os.path.getsize(path) // PIECE_BYTES))
+        if path is None or not 0 <= index < count:
+            return b"", count
         with open(path, "rb") as file:
             file.seek(index * PIECE_BYTES)
             return file.read(PIECE_BYTES), count

@@ -16,6 +16,7 @@ from thinwire.engine.membership import Bereft, Decision, Lost, Membership, Stall
 from thinwire.engine.outcome import Outcome, Policy, order_of
 from thinwire.engine.ports import WHOEVER, Commit, Exit, Header, Hub, Message, Workforce
 from thinwire.engine.stopping import Verdict
+from thinwire.errors import ConfigError
 
 TURN_S = 0.25
 """How often it looks around when nothing comes: each time takes a processor from somebody's step."""
@@ -121,8 +122,7 @@ class Coordinator:
 
     def _on_join(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         if not 0 <= worker < self._policy.workers + self._policy.helpers:
-            self.outcome.refused += 1
-            return
+            raise ConfigError(f"worker {worker} came, and the run is to have {self._policy.workers}")
         if (worker, header["a"]) in self._gone:
             return  # its process ended while this was on the way
         if self._concluding_since is not None and worker in self.membership.unseen:

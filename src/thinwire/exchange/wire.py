@@ -23,6 +23,8 @@ _ZERO_COPY_BYTES = 16 << 10
 STRANGERS = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 """Connections of those who lack the keys, or whose protocol is another one."""
 _log = logging.getLogger("thinwire.wire")
+_zap_log = logging.getLogger("thinwire.wire.zap")
+_zap_log.setLevel(logging.WARNING)  # below it pyzmq writes clients' keys
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class _Sockets:
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
         self.context = zmq.Context(io_threads=1)
-        self._authenticator = ThreadAuthenticator(self.context)
+        self._authenticator = ThreadAuthenticator(self.context, log=_zap_log)
         self._authenticator.start()
         self._authenticator.configure_curve_callback(credentials_provider=_OnlyThisRun(keys))
 
