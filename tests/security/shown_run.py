@@ -88,9 +88,9 @@ def page_of(url: str, notes: Notebook) -> None:
         connection.close()
 
 
-def unguarded(folder: Path, secrets: list[str]) -> list[str]:
-    """Files with a secret that others than their owner could come to."""
-    found = []
+def holding(folder: Path, secrets: list[str]) -> dict[str, bool]:
+    """Files with a secret, and whether their owner alone can come to them."""
+    found = {}
     for root, _, names in os.walk(folder):
         for path in (Path(root, name) for name in names):
             try:
@@ -100,8 +100,7 @@ def unguarded(folder: Path, secrets: list[str]) -> list[str]:
             if not held:
                 continue
             ways = [path, *(parent for parent in path.parents if folder in parent.parents)]
-            if all(stat.S_IMODE(way.stat().st_mode) & 0o077 for way in ways):
-                found.append(str(path))
+            found[str(path)] = any(not stat.S_IMODE(way.stat().st_mode) & 0o077 for way in ways)
     return found
 
 
@@ -121,7 +120,9 @@ def looking(notes: Notebook, name: str, more: Callable[[], None], *folders: str)
             notes.told[f"{name} ports"] = sorted((port.host, port.pid, known.get(port.pid, "")[:60]) for port in new)
             notes.told[f"{name} driver"] = os.getpid()
             places = (tempfile.gettempdir(), *folders)
-            notes.told[f"{name} unguarded"] = [one for place in places for one in unguarded(Path(place), notes.secrets)]
+            held = {path: own for place in places for path, own in holding(Path(place), notes.secrets).items()}
+            notes.told[f"{name} guarded"] = sorted(path for path, own in held.items() if own)
+            notes.told[f"{name} unguarded"] = sorted(path for path, own in held.items() if not own)
             more()
 
     return look
