@@ -21,6 +21,14 @@ class Event:
         return json.dumps({"kind": self.kind, **dataclasses.asdict(self)}, default=str)
 
 
+def made(kind: type[Event], fields: dict[str, Any]) -> Event | None:
+    """An event of a kind from plain fields; None where they are not those of its kind."""
+    try:
+        return kind(**fields)
+    except TypeError:
+        return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunStarted(Event):
     kind: ClassVar[str] = "run_started"

@@ -114,14 +114,21 @@ class Recipe:
     run: RunSection = field(default_factory=RunSection)
 
 
+MOST_BYTES = 1 << 20
+"""Of a recipe file; ours have less than two thousand."""
+
+
 def load(path: str, changes: Sequence[str] = ()) -> Recipe:
     """Reads a recipe file and applies `key.path=value` changes to it."""
     if not os.path.isfile(path):
         raise ConfigError(f"recipe {path!r} is not a file; give the path of a TOML recipe such as recipes/digits.toml")
+    if os.path.getsize(path) > MOST_BYTES:
+        size = os.path.getsize(path)
+        raise ConfigError(f"recipe {path!r} has {size} bytes; a recipe has at most {MOST_BYTES}: is it one?")
     try:
         with open(path, "rb") as file:
             values = tomllib.load(file)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # TOML's own errors are of the first kind
         raise ConfigError(f"recipe {path!r} is not valid TOML: {error}") from error
     for change in changes:
         apply(values, change)

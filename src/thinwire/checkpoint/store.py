@@ -29,6 +29,7 @@ from thinwire.checkpoint.manifest import NAME, Manifest, Part, check_name
 from thinwire.errors import CheckpointError, nearest
 
 _MANIFEST = "manifest.json"
+_MOST_MANIFEST_BYTES = 64 << 20
 _PART_FILE = re.compile(r".+\.[0-9a-f]{16}\.safetensors")
 _GONE = (FileNotFoundError, NotADirectoryError)
 
@@ -134,11 +135,12 @@ class CheckpointStore:
             raise CheckpointError(f"checkpoint {manifest.name!r} has no part {part!r}. {nearest(part, parts)}")
         expected = parts[part]
         path = self._path(manifest.name, expected.file_name)
+        size_bytes = self._size_bytes(path)
+        if size_bytes not in (None, expected.size_bytes):  # before it is in memory
+            raise self._unlike(path, f"it has {size_bytes:,} bytes, not {expected.size_bytes:,}")
         data = self._read(path)
         if data is None:
             raise self._unlike(path, "it is missing")
-        if len(data) != expected.size_bytes:
-            raise self._unlike(path, f"it has {len(data):,} bytes, not {expected.size_bytes:,}")
         if _digest(data) != expected.digest:
             raise self._unlike(path, f"its digest is {_digest(data)[:16]}…, not {expected.digest[:16]}…")
         try:
@@ -193,6 +195,12 @@ class CheckpointStore:
 
     def _manifest(self, name: str) -> Manifest | None:
         path = self._path(name, _MANIFEST)
+        size_bytes = self._size_bytes(path)
+        if size_bytes is not None and size_bytes > _MOST_MANIFEST_BYTES:
+            raise _DamagedManifestError(
+                f"{self._shown(path)} has {size_bytes:,} bytes. A manifest has at most {_MOST_MANIFEST_BYTES:,}. "
+                "Resume from another checkpoint."
+            )
         data = self._read(path)
         if data is None:
             return None

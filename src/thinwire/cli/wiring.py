@@ -242,5 +242,5 @@ def imported(path: str, name: str) -> Any:
     module, _, attribute = name.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:  # the last two of no name of a module
         raise ConfigError(f"{path} = {name!r}: {error}; write it as 'package.module:function'") from error

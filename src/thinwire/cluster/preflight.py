@@ -6,9 +6,11 @@ The probe runs on executors that may lack thinwire, so it uses Python's own libr
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
 import os
 import platform
+import secrets
 import selectors
 import socket
 import tempfile
@@ -102,11 +104,12 @@ def examine(
         ports: whether workers are to reach this machine and each other by ports of their own; without, none is opened.
         timeout_s: how long to wait for the tasks.
     """
-    meeting = _Meeting(host, workers) if ports else None
+    token = secrets.token_hex(16)
+    meeting = _Meeting(host, workers, token) if ports else None
     port = meeting.port if meeting else 0
     try:
         with _marked(out) as mark:
-            rows = _run(session, workers, _probe_task(host, port, PACKAGES, mark), timeout_s)
+            rows = _run(session, workers, _probe_task(host, port, token, PACKAGES, mark), timeout_s)
     finally:
         if meeting is not None:
             meeting.close()
@@ -236,8 +239,8 @@ def _explained(error: BaseException) -> str:
 class _Meeting:
     """Where probes meet: each says where it listens, and all are told of the others. Plain text, nothing is run."""
 
-    def __init__(self, host: str, expected: int) -> None:
-        self._expected = expected
+    def __init__(self, host: str, expected: int, token: str) -> None:
+        self._expected, self._token = expected, token
         self._server = socket.create_server((host, 0))
         self.port = int(self._server.getsockname()[1])
         self._thread = threading.Thread(target=self._serve, name="preflight", daemon=True)
@@ -259,7 +262,11 @@ class _Meeting:
                     with contextlib.suppress(OSError):
                         guest, _ = self._server.accept()
                         guest.settimeout(2.0)
-                        waiting.append((guest, guest.makefile().readline(200).strip()))
+                        token, _, address = guest.makefile().readline(200).strip().partition(" ")
+                        if not hmac.compare_digest(token.encode(), self._token.encode()):
+                            guest.close()  # a stranger: probes would try whatever address it says
+                            continue
+                        waiting.append((guest, address))
                         last = time.monotonic()
                 full = len(waiting) >= self._expected - told
                 if waiting and (full or time.monotonic() - last > GATHER_S):
@@ -283,7 +290,7 @@ class _Meeting:
 
 
 def _probe_task(
-    host: str, port: int, packages: tuple[str, ...], mark: str | None
+    host: str, port: int, token: str, packages: tuple[str, ...], mark: str | None
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """The probe, as a function that travels by value: what it needs it imports itself."""
 
@@ -313,7 +320,7 @@ def _probe_task(
             listener = socket.create_server((here, 0))
             mine = f"{here}:{listener.getsockname()[1]}"
             with socket.create_connection((host, port), timeout=5.0) as meeting:
-                meeting.sendall((mine + "\n").encode())
+                meeting.sendall(f"{token} {mine}\n".encode())
                 meeting.settimeout(30.0)
                 said = meeting.makefile()
                 others = [a for a in json.loads(said.readline()) if a != mine]

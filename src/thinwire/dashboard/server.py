@@ -27,6 +27,8 @@ from thinwire.errors import ConfigError
 
 NEWS_S, PING_S, POLL_S, DRAIN_S = 0.5, 5.0, 0.5, 3.0
 MOST_STREAMS = 32
+MOST_CONNECTIONS = 256
+"""At once, streams among them: each is a thread here, beside the run."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 ANYWHERE = ("0.0.0.0", "::")
 TOKEN = "THINWIRE_DASHBOARD_TOKEN"
@@ -42,7 +44,9 @@ HEADERS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
+    "X-Frame-Options": "DENY",
     "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
 
@@ -79,14 +83,15 @@ class Source:
 
 
 def token_for(host: str) -> str:
-    """None is needed on this machine; elsewhere the environment's, or a new one."""
-    return "" if host in LOOPBACK else os.environ.get(TOKEN) or secrets.token_urlsafe(16)
+    """The environment's; else none on this machine, and a new one elsewhere."""
+    return os.environ.get(TOKEN) or ("" if host in LOOPBACK else secrets.token_urlsafe(16))
 
 
 class PageServer(ThreadingHTTPServer):
     """Serves a page on several runs until it is closed."""
 
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, sources: list[Source], host: str, port: int, token: str) -> None:
         self.sources, self.token = sources, token
@@ -94,6 +99,7 @@ class PageServer(ThreadingHTTPServer):
         if not token and host not in LOOPBACK:
             raise ConfigError(f"a page on {host} can be read by others; give it a token")
         self.streams = threading.Semaphore(MOST_STREAMS)
+        self.connections = threading.Semaphore(MOST_CONNECTIONS)
         self.closing = threading.Event()
         try:
             super().__init__((host, port), Handler)
@@ -126,6 +132,19 @@ class PageServer(ThreadingHTTPServer):
         self.shutdown()
         self.server_close()
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Who comes when too many are here is sent away, and may try again."""
+        if self.connections.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.connections.release()
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that went away is no news."""
 
@@ -145,13 +164,21 @@ class Handler(BaseHTTPRequestHandler):
 
     server: PageServer
     protocol_version = "HTTP/1.0"  # a connection for every answer: none outlives the server
-    timeout = 60
+    timeout = 20
 
     def do_GET(self) -> None:
-        asked = urlsplit(self.path)
-        query = parse_qs(asked.query)
-        if not self._may(query, public=asked.path in FILES and asked.path != "/"):
+        try:
+            asked = urlsplit(self.path)
+            query = parse_qs(asked.query)
+            allowed = self._may(query, public=asked.path in FILES and asked.path != "/")
+            elsewhere = self._is_from_elsewhere()
+        except ValueError:  # an address, or a name of a host, that is none
+            self._send(HTTPStatus.BAD_REQUEST, b"this is not an address\n")
+            return
+        if not allowed:
             self._send(HTTPStatus.FORBIDDEN, b"the token is missing or wrong: open the address that was printed\n")
+        elif elsewhere:
+            self._send(HTTPStatus.FORBIDDEN, b"another site's page may not read this one\n")
         elif asked.path in FILES:
             name, kind = FILES[asked.path]
             page = resources.files("thinwire.dashboard").joinpath("assets").joinpath(name).read_bytes()
@@ -163,6 +190,19 @@ class Handler(BaseHTTPRequestHandler):
             self._stream(query)
         else:
             self._send(HTTPStatus.NOT_FOUND, b"there is no such page\n")
+
+    def do_HEAD(self) -> None:
+        """The same, without the body."""
+        self.do_GET()
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What the standard library refuses, in this page's own form: nothing of the request is repeated."""
+        if code == HTTPStatus.NOT_IMPLEMENTED:  # a method that is not here
+            code = HTTPStatus.METHOD_NOT_ALLOWED
+        self._send(HTTPStatus(code), f"{HTTPStatus(code).phrase}\n".encode())
+
+    def version_string(self) -> str:
+        return "thinwire"
 
     def log_message(self, format: str, *args: Any) -> None:
         """Says nothing: tokens are in addresses."""
@@ -176,14 +216,26 @@ class Handler(BaseHTTPRequestHandler):
         host = urlsplit(f"//{self.headers.get('Host', '')}").hostname  # another site's name may point here
         return host in LOOPBACK
 
+    def _is_from_elsewhere(self) -> bool:
+        """Whether a page of another site asks, as browsers tell: it may lead people here, and read nothing."""
+        site = self.headers.get("Sec-Fetch-Site", "none")
+        if site not in ("none", "same-origin"):
+            framed = self.headers.get("Sec-Fetch-Dest") != "document"
+            return framed or self.headers.get("Sec-Fetch-Mode") != "navigate"
+        origin = self.headers.get("Origin")
+        return origin is not None and urlsplit(origin).netloc != self.headers.get("Host")
+
     def _send(self, status: HTTPStatus, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
         self.send_response(status)
         for name, value in HEADERS.items():
             self.send_header(name, value)
+        if status == HTTPStatus.METHOD_NOT_ALLOWED:
+            self.send_header("Allow", "GET, HEAD")
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def _stream(self, query: dict[str, list[str]]) -> None:
         """News of all runs, and of one in detail, until the browser goes or the server does."""
@@ -196,6 +248,8 @@ class Handler(BaseHTTPRequestHandler):
                 self.send_header(name, value)
             self.send_header("Content-Type", "text/event-stream; charset=utf-8")
             self.end_headers()
+            if self.command == "HEAD":
+                return
             self._tell(_number(query.get("run", ["0"])[0], len(self.server.sources)))
         except OSError:
             return
@@ -231,7 +285,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def _number(text: str, count: int) -> int:
-    return int(text) if text.isdecimal() and int(text) < count else 0
+    return int(text) if text.isdecimal() and len(text) < 9 and int(text) < count else 0
 
 
 def _json(value: dict[str, Any]) -> str:

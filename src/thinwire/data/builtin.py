@@ -29,6 +29,8 @@ Array = np.ndarray[Any, Any]
 _IDX_PREFIX = {"train": "train", "test": "t10k"}
 _CIFAR_ROW = 1 + 3 * 32 * 32
 TEXT_LENGTH = 64
+MOST_UNPACKED_BYTES = 1 << 30
+"""Of a packed file; MNIST's images are 47 MB, and a few KB may be packed zeros without end."""
 _HOW_TO_GET = "Download and unpack the files from the set's home page, and name their folder."
 
 
@@ -110,7 +112,7 @@ def _read_idx(path: str, num_dims: int) -> Array:
         raw: Array
         if path.endswith(".gz"):
             with gzip.open(path) as file:
-                raw = np.frombuffer(file.read(), np.uint8)
+                raw = np.frombuffer(file.read(MOST_UNPACKED_BYTES), np.uint8)
         else:
             raw = np.memmap(path, np.uint8, "r")
         magic, *shape = struct.unpack(f">{num_dims + 1}I", raw[:header].tobytes())

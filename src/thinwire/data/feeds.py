@@ -77,12 +77,12 @@ class Server:
         self._files = files
 
     def piece(self, worker: int, name: str, index: int) -> tuple[bytes, int]:
-        """One piece of a worker's file, and how many there are."""
+        """One piece of a worker's file, and how many there are: none of a file that is not there."""
         files = self._files[worker]
-        path = files.train if name == TRAIN else files.validation
-        if path is None:
-            raise DataError(f"worker {worker} asks for {name!r}, which is not there")
-        count = max(1, -(-os.path.getsize(path) // PIECE_BYTES))
+        path = {TRAIN: files.train, VALIDATION: files.validation}.get(name)  # a name, never a path
+        count = 0 if path is None else max(1, -(-os.path.getsize(path) // PIECE_BYTES))
+        if path is None or not 0 <= index < count:
+            return b"", count
         with open(path, "rb") as file:
             file.seek(index * PIECE_BYTES)
             return file.read(PIECE_BYTES), count

@@ -10,6 +10,7 @@ from typing import Any
 from thinwire import events
 from thinwire.engine import endings
 from thinwire.engine.clock import REAL, Time
+from thinwire.engine.forms import fits
 from thinwire.engine.harvest import Harvest
 from thinwire.engine.jury import Jury
 from thinwire.engine.ledger import Ledger
@@ -104,12 +105,11 @@ class Coordinator:
     # -- messages ---------------------------------------------------------------------------------------------------
 
     def _handle(self, message: Message) -> None:
-        now = self._time.now()
-        header, worker = message.header, message.sender
-        handler = getattr(self, "_on_" + str(header["t"]), None)
-        if handler is None:
+        now, header, worker = self._time.now(), message.header, message.sender
+        if not fits(header):
             self.outcome.refused += 1
             return
+        handler = getattr(self, "_on_" + str(header["t"]))
         seat = self.membership.seats.get(worker)
         if header["t"] not in BEFORE_A_SEAT and (seat is None or seat.attempt != header.get("a")):
             if header["t"] == "beat":  # a fenced or forgotten worker: it must not go on as if nothing had been
@@ -158,8 +158,8 @@ class Coordinator:
         """A worker that has yet to join wants a piece of its rows."""
         if self._serve is not None and 0 <= worker < self._policy.workers:
             data, count = self._serve(worker, str(header["name"]), int(header["i"]))
-            answer = {"t": "piece", "name": str(header["name"]), "i": int(header["i"]), "n": count}
-            self._hub.send(worker, int(header["a"]), answer, memoryview(data))
+            answer = {"t": "piece", "name": header["name"], "i": header["i"], "n": count}
+            self._hub.send(worker, header["a"], answer, memoryview(data))
 
     def _on_beat(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         self.membership.beat(header, worker, now)
@@ -189,8 +189,9 @@ class Coordinator:
 
     def _on_event(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         kind = TOLD.get(str(header["kind"]))
-        if kind is not None:
-            self._emit(self.outcome.heed(kind(**header["fields"])))
+        event = None if kind is None else events.made(kind, header["fields"])
+        if event is not None:
+            self._emit(self.outcome.heed(event))
 
     def _on_failed(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         event, error = endings.failure(self.membership.seats[worker], header, self.outcome)
@@ -198,7 +199,9 @@ class Coordinator:
         raise error
 
     def _on_result(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
-        if self._harvest.take(header, payload):
+        if payload is None or header["part"] >= self._policy.group_size:
+            self.outcome.refused += 1
+        elif self._harvest.take(header, payload):
             self.outcome.results = self._harvest.results
             self._broadcast({"t": "done"})
 

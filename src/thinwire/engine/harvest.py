@@ -15,12 +15,11 @@ class Harvest:
         self.results: dict[int, dict[int, bytes]] = {}
         """By part and number, the chunks that are whole."""
 
-    def take(self, header: Header, payload: memoryview | None) -> bool:
-        """A piece; whether all is there now."""
+    def take(self, header: Header, payload: memoryview) -> bool:
+        """A piece of a part that there is; whether all is there now."""
         part, chunk = int(header["part"]), int(header["chunk"])
         pieces = self._pieces.setdefault((part, chunk), {})
-        if payload is not None and 0 <= part < self._parts:
-            pieces[int(header["i"])] = bytes(payload)
+        pieces[int(header["i"])] = bytes(payload)
         found = self.results.setdefault(part, {})
         if len(pieces) == int(header["n"]):
             found[chunk] = b"".join(pieces[i] for i in sorted(pieces))

@@ -39,7 +39,7 @@ from thinwire.rules.compression import codec, warm_up
 
 REFUSED = (ArithmeticError, AttributeError, LookupError, RuntimeError, ThinwireError, TypeError, ValueError)
 """What taking in a peer's message may raise when it does not fit."""
-MOST_LOGGED, BEAT_S, REJOIN_S, TICK_S = 8, 0.5, 3.0, 0.05
+MOST_LOGGED, MOST_WANTS, BEAT_S, REJOIN_S, TICK_S = 8, 4096, 0.5, 3.0, 0.05
 """TICK_S is how often a round is looked at that may have to end without all; else only messages wake this thread."""
 
 _log = logging.getLogger("thinwire.exchange")
@@ -330,7 +330,7 @@ class Member(ABC):
             if not (self._frozen and message.header.get("g") == self._rounds.generation):
                 self._rounds.receive(message.sender, message.header, message.payload)
         elif kind == "want":
-            self._wants.append((int(message.header["g"]), message.sender))
+            self._wants = [*self._wants[-MOST_WANTS:], (int(message.header["g"]), message.sender)]
             self._answer_wants()
         elif kind == "state":
             if not self._frozen and message.header.get("g") == self._rounds.generation:

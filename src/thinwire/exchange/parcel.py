@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from thinwire.errors import ProtocolError
+
 PIECE_BYTES = 4 << 20
+MOST_PIECES = 1 << 16
+"""256 GiB: what is announced to be longer is nobody's joint state."""
 
 
 def pieces(data: bytes) -> Iterator[tuple[int, int, memoryview]]:
@@ -28,6 +32,8 @@ class Parcel:
 
     def add(self, index: int, count: int, piece: memoryview) -> bytes | None:
         """The whole, with the last of its pieces."""
+        if not 0 <= index < count <= MOST_PIECES or len(piece) > PIECE_BYTES:
+            raise ProtocolError(f"piece {index} of {count} with {len(piece)} bytes is not possible")
         self._pieces[index] = bytes(piece)
         if len(self._pieces) < count:
             return None

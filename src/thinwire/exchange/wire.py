@@ -20,7 +20,11 @@ from thinwire.errors import ProtocolError
 MAX_HEADER_BYTES = 1 << 20
 MAX_FRAME_BYTES = 64 << 20
 _ZERO_COPY_BYTES = 16 << 10
+STRANGERS = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+"""Connections of those who lack the keys, or whose protocol is another one."""
 _log = logging.getLogger("thinwire.wire")
+_zap_log = logging.getLogger("thinwire.wire.zap")
+_zap_log.setLevel(logging.WARNING)  # below it pyzmq writes clients' keys
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class _Sockets:
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
         self.context = zmq.Context(io_threads=1)
-        self._authenticator = ThreadAuthenticator(self.context)
+        self._authenticator = ThreadAuthenticator(self.context, log=_zap_log)
         self._authenticator.start()
         self._authenticator.configure_curve_callback(credentials_provider=_OnlyThisRun(keys))
 
@@ -115,6 +119,7 @@ class ZmqLink:
         self._identity = f"{me}.{attempt}".encode()
         self._sockets = _Sockets(keys)
         self._inbox, self.address = self._sockets.server(host)
+        self._monitor = self._inbox.get_monitor_socket(STRANGERS)
         self._outboxes: dict[int, Any] = {COORDINATOR: self._sockets.client(coordinator, self._identity)}
         self._addresses: dict[int, str] = {}
         self._waker, self._woken = self._pair()
@@ -158,6 +163,9 @@ class ZmqLink:
                     self.refused += 1
                 else:
                     found.append(message if skip else message._replace(sender=COORDINATOR))
+        while self._monitor.poll(0):
+            recv_monitor_message(self._monitor)
+            self.refused += 1
         return found
 
     def wake(self) -> None:
@@ -169,6 +177,8 @@ class ZmqLink:
         self._outboxes[COORDINATOR].close(linger=2000)
         for peer in self._addresses:
             self._outboxes[peer].close(linger=500)
+        self._inbox.disable_monitor()
+        self._monitor.close(linger=0)
         self._inbox.close()
         with self._wake_lock:
             self._waker.close()
@@ -190,7 +200,7 @@ class ZmqHub:
         self._sockets = _Sockets(keys)
         self._router, self.address = self._sockets.server(host)
         self._router.router_mandatory = True
-        self._monitor = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitor = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED | STRANGERS)
         self._poller = zmq.Poller()
         for one in (self._router, self._monitor):
             self._poller.register(one, zmq.POLLIN)
@@ -220,7 +230,7 @@ class ZmqHub:
                 self.refused += 1
             else:
                 found.append(message)
-                self._connections[frames[0].get(zmq.SRCFD)] = (message.sender, int(message.header.get("a", 0)))
+                self._connections[frames[0].get(zmq.SRCFD)] = (message.sender, message.header.get("a", 0))
         self._notice()
         return found
 
@@ -231,7 +241,11 @@ class ZmqHub:
     def _notice(self) -> None:
         """After what came before the break was read: who has gone says nothing more."""
         while self._monitor.poll(0):
-            gone = self._connections.pop(int(recv_monitor_message(self._monitor)["value"]), None)
+            told = recv_monitor_message(self._monitor)
+            if told["event"] & STRANGERS:
+                self.refused += 1
+                continue
+            gone = self._connections.pop(int(told["value"]), None)
             if gone is not None:
                 self._broken.append(gone)
 
@@ -271,6 +285,8 @@ def _parse(frames: list[Any], skip: int) -> Message | None:
         sender = int(frames[0].bytes.split(b".")[0]) if skip else COORDINATOR
     except (ValueError, RecursionError):
         return None
-    if not isinstance(header, dict) or not isinstance(header.get("t"), str):
+    if not isinstance(header, dict) or not isinstance(header.get("t"), str) or type(header.get("a", 0)) is not int:
+        return None
+    if skip and sender < 0:  # the coordinator's number is nobody else's
         return None
     return Message(sender, header, body[1].buffer if len(body) == 2 else None)

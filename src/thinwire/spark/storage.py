@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import importlib
 import json
+import sys
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -45,7 +46,7 @@ def code_of(value: Any) -> Code:
         if value is factory:
             return {"kind": "zoo", "name": name}
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "<")
-    if module not in (None, "__main__", "builtins") and "<" not in name and _found(module, name) is value:
+    if module not in (None, "__main__") and "<" not in name and _found(module, name) is value:
         return {"kind": "name", "module": module, "name": name}
     if isinstance(value, functools.partial) and value.func in OWN_PARTIALS.values() and not value.keywords:
         name = next(name for name, own in OWN_PARTIALS.items() if own is value.func)
@@ -153,7 +154,10 @@ def _imported(module: str) -> Any:
 
 
 def _found(module: Any, name: str) -> Any:
+    """What a module itself defines under a name; nothing of Python's own, which has no networks and much that harms."""
+    if str(module).partition(".")[0] in sys.stdlib_module_names:
+        return None
     found = _imported(str(module))
     for part in name.split("."):
         found = getattr(found, part, None)
-    return found
+    return found if getattr(found, "__module__", None) == module else None

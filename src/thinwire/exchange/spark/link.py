@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -52,7 +52,7 @@ class SparkWire:
     """A run's wire, as it travels to agents: the run's name, and a token to be let in with."""
 
     run: str
-    token: str
+    token: str = field(repr=False)
     direct_bytes: int = 256 << 20
     """What the driver takes for one round, all contributions together; what is more is summed by a shuffle."""
 

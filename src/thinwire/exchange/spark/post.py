@@ -20,7 +20,7 @@ from thinwire.engine.ports import COORDINATOR, Header, Message
 from thinwire.errors import ThinwireError, WorkerError
 from thinwire.exchange.spark.link import SPARK, Letter, SparkWire, name_of
 from thinwire.exchange.spark.places import Places
-from thinwire.exchange.spark.sums import PATIENCE_S, Gathering, shuffled
+from thinwire.exchange.spark.sums import PATIENCE_S, Gathering, is_possible, shuffled
 from thinwire.exchange.spark.tasks import Members, carry_mail
 from thinwire.rules.compression import codec
 
@@ -81,7 +81,7 @@ class Post:
         """Machines that a job is at."""
         self._pool = ThreadPoolExecutor(IN_FLIGHT, "spark-rounds", initializer=self._name_jobs)
         self._open = True
-        self.jobs = self.broadcasts = self.settled = 0
+        self.jobs = self.broadcasts = self.settled = self.refused = 0
         self._visitors: dict[str, threading.Thread] = {}
         self._thread = threading.Thread(target=self._look_around, name="spark-post", daemon=True)
         self._thread.start()
@@ -294,6 +294,9 @@ class Post:
             if header["g"] != self._generation or self._attempts.get(worker) != header["a"]:
                 return
             key, fragment = str(header["r"]), (int(header["s"][0]), int(header["s"][1]))
+            if not is_possible(header, fragment, payload):
+                self.refused += 1
+                return
             if key not in self._rounds:
                 self._rounds[key] = Gathering(fragment, codec(str(header["k"])))
                 news = {"t": "open", "g": self._generation, "r": key, "s": list(fragment), "k": header["k"]}
@@ -352,7 +355,11 @@ class SparkHub:
 
     def __init__(self, session: Any, wire: SparkWire, workers: int) -> None:
         self.post = Post(session, wire, workers)
-        self.refused = 0
+
+    @property
+    def refused(self) -> int:
+        """Contributions that were not what they must be."""
+        return self.post.refused
 
     def send(self, worker: int, attempt: int, header: Header, payload: memoryview | None = None) -> None:
         if header["t"] == "commit":

@@ -12,15 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire.engine.ports import Header
 from thinwire.errors import TimedOutError
+from thinwire.exchange.rounds import MOST_WEIGHT
 from thinwire.exchange.spark.link import EXACT, SparkWire
 from thinwire.exchange.spark.tasks import read_parts, sum_parts
-from thinwire.rules.compression import Codec, codec
+from thinwire.rules.compression import CODECS, Codec, codec
 
 MEAN = "bfloat16"
 """How means are packed of what was packed with loss."""
 SLICE_BYTES = 8 << 20
 AGAIN_S, PATIENCE_S = 0.1, 90.0
+LONGEST = 1 << 34
+"""Numbers of a round's fragment."""
 
 
 @dataclass
@@ -53,6 +57,16 @@ class Gathering:
         assert self.total is not None
         found = self.total.div_(sum(self.weights.values()))
         return (codec(self.packing).encode(found) if self.codec.lossy else found).numpy()
+
+
+def is_possible(header: Header, fragment: tuple[int, int], payload: memoryview | None) -> bool:
+    """Whether a contribution is of a fragment that can be, in a codec there is, and as long as that makes it."""
+    if not 0 <= fragment[0] < fragment[1] <= LONGEST or header["k"] not in CODECS:
+        return False
+    weight = header["w"]
+    if not isinstance(weight, int | float) or not 0.0 <= weight <= MOST_WEIGHT or not isinstance(header["n"], dict):
+        return False
+    return payload is None or payload.nbytes == codec(header["k"]).size_bytes(fragment[1] - fragment[0])
 
 
 def shuffled(

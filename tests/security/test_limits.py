@@ -1,0 +1,309 @@
+"""Every length and count that comes from outside has a limit, and what is past it is refused, not believed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import zmq
+
+from tests.unit.test_coordinator import PROGRESS, Script
+from thinwire import events, recipe
+from thinwire.checkpoint import CheckpointStore, Manifest, store
+from thinwire.data import builtin, open_source
+from thinwire.data.feeds import PIECE_BYTES as FEED_BYTES
+from thinwire.data.feeds import Server
+from thinwire.data.split import ShardFiles
+from thinwire.engine.coordinator import Coordinator
+from thinwire.engine.deadlines import Deadlines
+from thinwire.engine.forms import FORMS, MOST_PIECES, fits
+from thinwire.engine.outcome import Policy
+from thinwire.engine.ports import Message
+from thinwire.errors import CheckpointError, ConfigError, DataError, ProtocolError
+from thinwire.exchange import parcel
+from thinwire.exchange.spark import box
+from thinwire.exchange.spark.sums import LONGEST, is_possible
+from thinwire.exchange.wire import MAX_FRAME_BYTES, MAX_HEADER_BYTES, Keys, ZmqHub, ZmqLink
+
+from .surroundings import poll
+
+HUGE = 10**9
+TRUE: dict[str, dict[str, Any]] = {
+    "join": {"address": "here", "host": "here", "pid": 1, "rows": 8, "meets": None},
+    "fetch": {"name": "train", "i": 0},
+    "beat": {"landed": 0, "bytes": 0, "received": 0, "refused": 0, "waiting": {"train:0": [1]}, "progress": PROGRESS},
+    "prepared": {"g": 1, "landed": 0, "since": 0, "fresh": True, "digest": "d", "more": None},
+    "evaluated": {"p": 1, "rows": 8, "steps": 1, "done": 8, "sums": {"val_loss": 1.0}, "weights": {"val_loss": 1.0}},
+    "caught": {"published": 0},
+    "saved": {"name": "000001-step-4", "steps": 4, "parts": [{"name": "joint"}]},
+    "finished": {},
+    "epoch": {"epoch": 0, "rows": 8, "loss": 0.5},
+    "event": {"kind": "rejoined", "fields": {"worker": 0}},
+    "failed": {"kind": "ValueError", "error": "x", "traceback": "y"},
+    "result": {"part": 0, "chunk": 0, "chunks": 1, "i": 0, "n": 1},
+    "apart": {"n": 1},
+    "bye": {},
+}
+NONSENSE: tuple[Any, ...] = (None, -1, 2**60, 10**400, math.inf, "much", [], {}, {"a": [None]}, [[["x"]]], True, 0.5)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[ZmqHub, Any]]:
+    """A hub, and a raw socket with the run's keys: a peer that says what it likes."""
+    keys = Keys.make()
+    hub = ZmqHub(keys=keys, host="127.0.0.1")
+    peer = zmq.Context.instance().socket(zmq.DEALER)
+    peer.linger, peer.identity = 0, b"0.0"
+    peer.curve_publickey, peer.curve_secretkey = keys.client_public, keys.client_secret
+    peer.curve_serverkey = keys.server_public
+    peer.connect(hub.address)
+    yield hub, peer
+    peer.close()
+    hub.close()
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [b'{"t":"beat","a":0,"x":"' + b"y" * MAX_HEADER_BYTES + b'"}'],
+        [b"[" * 200_000],
+        [b'{"t":"beat","a":0,"x":' + b'{"y":' * 100_000],
+        [b'{"t":"beat","a":' + b"9" * 5000 + b"}"],
+        [b'{"t":"beat","a":[]}'],
+        [b'{"t":"beat","a":0.5}'],
+        [b'{"t":7,"a":0}'],
+        [b'"beat"'],
+        [b""],
+        [b'{"t":"beat"}', b"", b""],
+        [b'{"t":"beat"}'] * 100,
+        [b"\xff\xfe\0"],
+    ],
+    ids=str,
+)
+def test_a_header_past_its_limits_is_counted_and_the_next_message_is_heard(ends: Any, frames: list[bytes]) -> None:
+    hub, peer = ends
+    peer.send_multipart(frames)
+    peer.send(b'{"t":"beat","a":0}')
+    heard: list[Message] = []
+    poll(lambda: bool(heard.extend(hub.receive(0.05)) or heard))
+    assert [message.header for message in heard] == [{"t": "beat", "a": 0}]
+    assert hub.refused == 1
+
+
+def test_a_frame_past_its_limit_ends_the_connection_before_it_is_in_memory(ends: Any) -> None:
+    hub, peer = ends
+    peer.send_multipart([b'{"t":"beat","a":0}', b"\0" * (MAX_FRAME_BYTES + 1)])
+    peer.send(b'{"t":"beat","a":1}')  # after it was let in again
+    heard: list[Message] = []
+    poll(lambda: bool(heard.extend(hub.receive(0.05)) or [m for m in heard if m.header["a"] == 1]))
+    assert all(message.payload is None for message in heard)
+
+
+def test_the_forms_are_those_of_true_messages_and_of_no_others() -> None:
+    assert set(FORMS) == set(TRUE) == {name[4:] for name in vars(Coordinator) if name.startswith("_on_")}
+    for kind, fields in TRUE.items():
+        header = {"t": kind, "a": 0, **fields}
+        assert fits(header), kind
+        for name in ("a", *fields):
+            optional = (kind, name) in {("join", n) for n in ("host", "pid", "rows", "meets")} | {
+                ("beat", n) for n in ("received", "refused", "waiting", "progress")
+            } | {("prepared", "more"), ("epoch", "loss"), ("failed", "kind")}  # fmt: skip
+            assert fits({key: value for key, value in header.items() if key != name}) == optional, (kind, name)
+
+
+class Liar(Script):
+    """A worker that says every message of another form, and then does what it should."""
+
+    def __init__(self) -> None:
+        super().__init__(farewell_s=0.0)
+        self.lies = 0
+        for kind, fields in TRUE.items():
+            for name in ("a", *fields):
+                for value in NONSENSE:
+                    header = {"t": kind, "a": 0, **fields, name: value}
+                    if not fits(header):
+                        self.lies += 1
+                        self.inbox.append(Message(0, header, memoryview(b"x")))
+        for header in ({"t": "gift", "a": 0}, {"t": "event", "a": 0, "kind": "rejoined", "fields": {"no": 1}}):
+            self.inbox.append(Message(0, header, None))
+        self.inbox += [Message(-5, {"t": "fetch", "a": 0, "name": "../../etc/passwd", "i": 0}, None)]
+
+    def receive(self, timeout_s: float) -> list[Message]:
+        self.moment -= 0.0999
+        return super().receive(timeout_s)
+
+
+def test_a_worker_that_says_nonsense_is_refused_message_by_message_and_the_run_completes() -> None:
+    script = Liar()
+    log: list[events.Event] = []
+    policy = Policy(1, deadlines=Deadlines(settle_s=0.0), min_workers=0)
+    outcome = Coordinator(script, script, policy, emit=log.append, time=script).run()
+    assert script.lies > 300
+    assert outcome.refused > script.lies
+    assert outcome.workers_lost == 0
+    assert outcome.reason == "all rows done"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"n": HUGE}, {"chunks": HUGE}, {"i": 5}, {"chunk": 5}, {"i": MOST_PIECES, "n": MOST_PIECES}, {"n": 0}],
+    ids=str,
+)
+def test_a_result_of_more_pieces_than_can_be_is_refused(changes: dict[str, int]) -> None:
+    assert not fits({"t": "result", "a": 0, **TRUE["result"], **changes})
+
+
+@pytest.mark.parametrize(
+    ("index", "count", "size"),
+    [(0, HUGE, 1), (-1, 4, 1), (4, 4, 1), (0, 0, 1), (HUGE, HUGE + 1, 1), (0, 2, parcel.PIECE_BYTES + 1)],
+)
+def test_a_joint_state_of_more_pieces_than_can_be_is_refused(index: int, count: int, size: int) -> None:
+    with pytest.raises(ProtocolError, match=r"is not possible"):
+        parcel.Parcel().add(index, count, memoryview(bytes(size)))
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "train/../validation", "", "TRAIN", "validation"])
+def test_a_worker_can_fetch_its_own_files_by_name_and_no_other(tmp_path: Path, name: str) -> None:
+    (tmp_path / "0").write_bytes(b"rows of worker 0")
+    server = Server([ShardFiles(str(tmp_path / "0"), None, 1, 0)])
+    assert server.piece(0, "train", 0) == (b"rows of worker 0", 1)
+    assert server.piece(0, name, 0) == (b"", 0)
+
+
+@pytest.mark.parametrize("index", [-1, HUGE])
+def test_a_piece_that_is_not_there_is_empty(tmp_path: Path, index: int) -> None:
+    (tmp_path / "0").write_bytes(b"x" * (FEED_BYTES + 1))
+    assert Server([ShardFiles(str(tmp_path / "0"), None, 1, 0)]).piece(0, "train", index)[0] == b""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"s": [0, LONGEST + 1]},
+        {"s": [5, 5]},
+        {"s": [-1, 4]},
+        {"k": "zip"},
+        {"w": math.inf},
+        {"w": -1},
+        {"w": "all"},
+        {"n": []},
+        {"payload": b"\0" * 8},
+    ],
+    ids=str,
+)
+def test_a_contribution_by_letter_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
+    header: dict[str, Any] = {"s": [0, 4], "k": "float32", "w": 1.0, "n": {}, "payload": b"\0" * 16}
+    assert is_possible(header, (0, 4), memoryview(header["payload"]))
+    header |= changes
+    assert not is_possible(header, tuple(header["s"]), memoryview(header["payload"]))
+
+
+def said_to_a_box(said: bytes) -> BaseException | None:
+    """What a box makes of bytes that come to it."""
+    ours, theirs = socket.socketpair()
+    theirs.settimeout(5.0)
+    writing = threading.Thread(target=lambda: (ours.sendall(said), ours.close()))
+    writing.start()
+    try:
+        box.receive(theirs)
+    except Exception as error:
+        return error
+    finally:
+        theirs.close()
+        writing.join()
+    return None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        struct.pack("<Q", 2**63),
+        struct.pack("<Q", box.MOST_HEADER + 1),
+        struct.pack("<Q", 20) + b"[" * 20,
+        *(
+            struct.pack("<Q", len(text)) + text
+            for text in (
+                json.dumps({"sizes": [[2**60, 0]]}).encode(),
+                json.dumps({"sizes": [[-1, 0]]}).encode(),
+                json.dumps({"sizes": [[box.MOST_FRAME, 0], [1, 0]]}).encode(),
+                json.dumps({"sizes": [[70_000, 1]]}).encode(),
+                json.dumps([]).encode(),
+                b"[" * 100_000,
+            )
+        ),
+    ],
+    ids=range(9),
+)
+def test_lengths_that_a_visitor_announces_are_checked_before_memory_is_taken(said: bytes) -> None:
+    assert said_to_a_box(said) is not None
+
+
+def test_a_recipe_past_its_size_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "large.toml"
+    path.write_bytes(b"# " + b"x" * recipe.MOST_BYTES)
+    with pytest.raises(ConfigError, match="at most 1048576"):
+        recipe.load(str(path))
+
+
+@pytest.mark.parametrize("text", [b"x = " + b"[" * 50_000, b"\xff\xfe", b"x = " + b"9" * 5000], ids=range(3))
+def test_a_recipe_that_is_no_toml_is_refused(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "bad.toml").write_bytes(text)
+    with pytest.raises(ConfigError):
+        recipe.load(str(tmp_path / "bad.toml"))
+
+
+def test_a_manifest_past_its_size_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = CheckpointStore(tmp_path)
+    part = found.write_part("step-1", "joint", {"x": torch.zeros(4)})
+    found.commit(Manifest("step-1", 1, (part,)))
+    assert found.latest() is not None
+    monkeypatch.setattr(store, "_MOST_MANIFEST_BYTES", 16)
+    assert found.latest() is None
+    with pytest.raises(CheckpointError, match="at most 16"):
+        found.load("step-1")
+
+
+def test_a_part_as_long_as_its_manifest_does_not_say_is_not_read(tmp_path: Path) -> None:
+    found = CheckpointStore(tmp_path)
+    part = found.write_part("step-1", "joint", {"x": torch.zeros(4)})
+    found.commit(Manifest("step-1", 1, (part,)))
+    with open(tmp_path / "step-1" / part.file_name, "ab") as file:
+        file.truncate(1 << 40)  # a terabyte, of holes
+    with pytest.raises(CheckpointError, match="it has 1,099,511,627,776 bytes"):
+        found.read_part(found.load("step-1"), "joint")
+
+
+def test_an_archive_that_unpacks_without_end_is_read_to_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builtin, "MOST_UNPACKED_BYTES", 1 << 20)
+    with gzip.open(tmp_path / "train-images-idx3-ubyte.gz", "wb", compresslevel=9) as file:
+        file.write(struct.pack(">4I", 0x803, 3, 1024, 1024))
+        for _ in range(3):
+            file.write(bytes(1 << 20))
+    with pytest.raises(DataError, match="is damaged"):
+        open_source(f"mnist:{tmp_path}")
+
+
+def test_links_count_what_they_refuse() -> None:
+    keys = Keys.make()
+    hub = ZmqHub(keys=keys, host="127.0.0.1")
+    link = ZmqLink(me=0, attempt=0, keys=keys, coordinator=hub.address, host="127.0.0.1")
+    other = ZmqLink(me=1, attempt=0, keys=keys, coordinator=hub.address, host="127.0.0.1")
+    try:
+        other.connect({0: link.address})
+        other.send(0, {"t": "part", "a": "first"})
+        poll(lambda: bool(link.receive(0.05)) or link.refused == 1)
+        assert link.refused == 1
+    finally:
+        for end in (link, other, hub):
+            end.close()
