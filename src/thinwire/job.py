@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
-import socket
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +17,7 @@ from thinwire.checkpoint import CheckpointStore, decode, encode
 from thinwire.data import Batch, Loader, Position, Sampler, Shard, ShardFiles
 from thinwire.data.feeds import Feed
 from thinwire.engine.clock import REAL, Time
+from thinwire.engine.greeting import hello
 from thinwire.engine.grouped import GroupWorker
 from thinwire.engine.joint import JointState
 from thinwire.engine.plan import WorkerPlan
@@ -158,7 +157,7 @@ def work(
         if peer is not None and peer.started:
             peer.report(report)
         else:
-            link.send(COORDINATOR, {"t": "join", "a": attempt, "address": link.address, **_hello()})
+            link.send(COORDINATOR, {"t": "join", "a": attempt, "address": link.address, **hello()})
             link.send(COORDINATOR, report)
             link.close()
     finally:
@@ -181,11 +180,11 @@ def _build(
     if not helps:
         with job.feed.shard(worker, given, functools.partial(_fetch, link, attempt)) as files:
             batches = ShardBatches(files, job, worker, resolve_device(spec.device))
-    hello = _hello() | {"rows": batches.num_rows}
+    greeting = hello() | {"rows": batches.num_rows}
     replica: TorchReplica
     if job.placement.group_size > 1:
         replica = _part(job, spec, worker, link, batches)
-        hello["meets"] = replica.crew.address if replica.crew.part == 0 else None
+        greeting["meets"] = replica.crew.address if replica.crew.part == 0 else None
     else:
         replica = job.replica(job.model, replace(spec, device="cpu") if helps else spec, worker)
     replicas = job.workers // job.placement.group_size
@@ -198,7 +197,7 @@ def _build(
             settings["borders"] = (*replica.parameters.offsets, replica.parameters.size)
     peer = Peer(
         link,
-        Seat(worker, attempt, hello),
+        Seat(worker, attempt, greeting),
         joint,
         **settings,
         codec_name=job.plan.codec,
@@ -267,7 +266,3 @@ def _resume(runner: Worker, job: Job, worker: int) -> None:
         runner.meter.position = (epoch, 0)
         runner.meter.steps = runner.replica.steps = manifest.step
         runner.meter.rows = epoch * runner.batches.num_rows
-
-
-def _hello() -> dict[str, Any]:
-    return {"host": socket.gethostname(), "pid": os.getpid()}

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import platform
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+import zmq
 
+import thinwire
+from thinwire.cli import version
 from thinwire.cli.main import main
 
 ROOT = Path(__file__).parents[2]
@@ -175,3 +181,26 @@ def test_a_plan_that_cannot_be_made_says_why(
 ) -> None:
     assert main(["plan", DIGITS, *options]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_version_names_the_parts_without_importing_the_slow_ones() -> None:
+    code = "import sys\nfrom thinwire.cli.main import main\ntry: main(['--version'])\nfinally: print([*sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    *lines, modules = done.stdout.splitlines()
+    told = dict(line.split(" ", 1) for line in lines)
+    assert list(told)[:3] == ["thinwire", "protocol", "Python"]
+    assert told["thinwire"] == metadata.version("thinwire") == thinwire.__version__
+    assert told["Python"] == platform.python_version()
+    for package in ("torch", "pyarrow", "pyzmq", "numba", "numpy"):
+        assert told[package] == metadata.version(package)
+    assert told["libzmq"] == zmq.zmq_version()
+    assert told["platform"] == platform.platform()
+    assert "pyspark" in told
+    assert not set(ast.literal_eval(modules)) & {"torch", "pyspark", "pyarrow", "numba"}
+
+
+def test_the_version_says_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(version, "PACKAGES", ("torch", "no-such-package"))
+    monkeypatch.setitem(sys.modules, "zmq", None)
+    told = version.parts()
+    assert told["no-such-package"] == told["libzmq"] == "not installed"

@@ -9,6 +9,7 @@ from typing import Any
 from thinwire import events
 from thinwire.engine import endings
 from thinwire.engine.clock import REAL, Time
+from thinwire.engine.greeting import check_hello
 from thinwire.engine.jury import Jury
 from thinwire.engine.ledger import Ledger
 from thinwire.engine.membership import Bereft, Decision, Lost, Membership, Stalled
@@ -123,6 +124,7 @@ class Coordinator:
     def _on_join(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         if not 0 <= worker < self._policy.workers + self._policy.helpers:
             raise ConfigError(f"worker {worker} came, and the run is to have {self._policy.workers}")
+        check_hello(worker, header)
         if (worker, header["a"]) in self._gone:
             return  # its process ended while this was on the way
         if self._concluding_since is not None and worker in self.membership.unseen:
