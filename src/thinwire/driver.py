@@ -126,6 +126,7 @@ class Run:
             seed=self._seed,
             resumed_from=None if self._earlier is None else self._earlier.manifest.name,
             passed_over={} if self._earlier is None else self._earlier.passed_over,
+            run=self._job.run,
             version=__version__,
         )
 

@@ -34,6 +34,8 @@ class RunStarted(Event):
     resumed_from: str | None = None
     passed_over: dict[str, str] = field(default_factory=dict)
     """Why newer checkpoints could not be used, by name."""
+    run: str = ""
+    """What log records name the run by."""
     version: str = ""
 
 

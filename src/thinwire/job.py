@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import logging
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +15,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import nn
 
+from thinwire import logs
 from thinwire.checkpoint import CheckpointStore, decode, encode
 from thinwire.data import Batch, Loader, Position, Sampler, Shard, ShardFiles
 from thinwire.data.feeds import Feed
@@ -36,6 +39,7 @@ from thinwire.replicas.torch import resolve_device
 from thinwire.strategies import Strategy
 
 FETCH_S = 60.0
+_log = logging.getLogger("thinwire.worker")
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -75,6 +79,10 @@ class Job:
     """Batches that a thread gathers ahead; None leaves it to the loader."""
     replica: Callable[..., TorchReplica] = TorchReplica
     """What makes a replica that is whole."""
+    run: str = ""
+    """What log records name the run by."""
+    log: logs.Wanted | None = None
+    """How the driver logs, and its workers with it."""
 
 
 class ShardBatches:
@@ -136,6 +144,10 @@ def work(
 
     The rest of the arguments are those of `thinwire.cluster.base.Entry`.
     """
+    if job.log is not None and threading.current_thread() is threading.main_thread():  # else the driver's own is there
+        logs.start(job.log)
+    logs.enter(run=job.run, worker=worker, attempt=attempt)
+    _log.info("worker %s starts, attempt %s", worker, attempt)
     link = job.wire.link(worker, attempt)
     peer: Peer | None = None
     runner: Worker | None = None
@@ -163,6 +175,8 @@ def work(
     finally:
         if peer is not None and peer.started:
             peer.close()
+        _log.info("worker %s ends", worker)
+        logs.leave()
         if job.placement.group_size > 1 and runner is not None:
             runner.replica.crew.disband()
     return True

@@ -114,18 +114,39 @@ class Recipe:
     run: RunSection = field(default_factory=RunSection)
 
 
+SHIPPED = ("autoencoder", "cifar10", "dbm", "dbn", "digits", "mnist", "rbm", "shakespeare")
+"""The recipes that a wheel holds; pyproject.toml lists their files."""
+
+
 def load(path: str, changes: Sequence[str] = ()) -> Recipe:
-    """Reads a recipe file and applies `key.path=value` changes to it."""
-    if not os.path.isfile(path):
-        raise ConfigError(f"recipe {path!r} is not a file; give the path of a TOML recipe such as recipes/digits.toml")
+    """Reads a recipe, a file's or one that comes with thinwire, and applies `key.path=value` changes to it."""
     try:
-        with open(path, "rb") as file:
+        with open(path if os.path.isfile(path) else _shipped(path), "rb") as file:
             values = tomllib.load(file)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"recipe {path!r} is not valid TOML: {error}") from error
     for change in changes:
         apply(values, change)
     return parse(values)
+
+
+def shipped() -> dict[str, str]:
+    """Paths of the recipes that come with thinwire, by name: those that need no file beside them."""
+    package = os.path.dirname(os.path.abspath(__file__))
+    for folder in (os.path.join(package, "recipes"), os.path.join(package, "..", "..", "recipes")):  # wheel, checkout
+        if os.path.isdir(folder):
+            return {name: path for name in SHIPPED if os.path.isfile(path := os.path.join(folder, f"{name}.toml"))}
+    return {}
+
+
+def _shipped(name: str) -> str:
+    known = shipped()
+    if name not in known:
+        raise ConfigError(
+            f"recipe {name!r} is not a file, nor one that comes with thinwire. {nearest(name, known)} "
+            "Give one of these names, or the path of a TOML recipe."
+        )
+    return known[name]
 
 
 def apply(values: dict[str, Any], change: str) -> None:

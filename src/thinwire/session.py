@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from thinwire import events
+from thinwire import events, logs
 from thinwire.checkpoint import CheckpointStore, write_file
 from thinwire.checks import (
     carrier_for,
@@ -202,7 +202,7 @@ def fit(
     if resume is not None and out is None:
         out = resume
     policy_stop = Target.parse(until) if until else None
-    with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
+    with logs.of_a_run() as name, tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
         opened = where.open(data, validation)
         where.look(out, ports=carrier != "spark")
         names = columns_for([n for n in opened.names if n != opened.indicator], inputs, label, weight)
@@ -248,6 +248,8 @@ def fit(
             time=where.time,
             prefetch=where.prefetch if transform is not None else None,
             replica=where.replica,
+            run=name,
+            log=logs.wanted(),
         )
         policy = Policy(
             workers=where.workers,

@@ -204,3 +204,29 @@ def test_the_version_says_what_is_not_installed(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "zmq", None)
     told = version.parts()
     assert told["no-such-package"] == told["libzmq"] == "not installed"
+
+
+def test_logs_of_driver_and_workers_name_run_worker_and_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THINWIRE_LOG", "json")
+    done = run("train", DIGITS, "--set", "train.epochs=1", "--json")
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    (name,) = {record["run"] for record in records}
+    driver = {record["pid"] for record in records if record["logger"] == "thinwire.run"}
+    assert len(driver) == 1
+    told = {record["message"] for record in records}
+    assert {"run_started", "worker_joined", "generation_formed", "run_ended"} <= told
+    (started,) = (record for record in records if record["message"] == "run_started")
+    assert started["event"]["run"] == name
+    for worker in (0, 1):
+        own = [r for r in records if r["worker"] == worker and r["pid"] not in driver]
+        assert {"thinwire.worker", "thinwire.exchange"} <= {record["logger"] for record in own}
+        assert own[-1]["message"] == f"worker {worker} ends"
+        assert own[-1]["generation"] == 1, "also the main thread knows it"
+
+
+def test_without_being_asked_nothing_is_logged(tmp_path: Path) -> None:
+    done = run("train", DIGITS, "--set", "train.epochs=1", "--json")
+    assert done.returncode == 0
+    assert "thinwire.run" not in done.stderr
+    assert "run_started" not in done.stderr

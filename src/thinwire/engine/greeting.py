@@ -36,8 +36,8 @@ def check_hello(worker: int, header: Header) -> None:
         spoken = "none that it names" if theirs is None else theirs
         raise ProtocolError(
             f"{who} runs thinwire {version}, whose protocol is {spoken}; the driver runs thinwire {__version__}, whose "
-            f"protocol is {PROTOCOL}. All must speak the same one. Install thinwire {__version__} there, or the worker's "
-            "version here."
+            f"protocol is {PROTOCOL}. All must speak the same one. Install thinwire {__version__} there, or the "
+            "worker's version here."
         )
     if version != __version__:
         _log.warning("%s runs thinwire %s and the driver %s; they understand each other", who, version, __version__)
