@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Processes that tests are dealt out to; 0 runs them in one, which those that watch the clock like best.
 LANES ?= 0
 
-.PHONY: demo test lint types layers tests browser docs spark35 format clean
+.PHONY: demo test lint types layers tests browser docs matrix spark35 release-check format clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/spark_digits.py
@@ -35,10 +35,22 @@ browser:
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -d site
 
-# The Spark tests that hold for all versions, against the oldest PySpark supported; it warns of what pandas deprecates.
+# A slice of the tests under every Python (PYTHONS) and PySpark (SPARKS) that can be had here.
+matrix: $(STAMP)
+	$(BIN)/python .ci/matrix.py benchmarks/results/matrix.json
+
+# The same against the oldest PySpark supported, with this Python alone.
 spark35: $(STAMP)
-	test -d .spark35 || $(BIN)/pip install --quiet --no-deps --target .spark35 'pyspark==3.5.*' 'py4j==0.10.9.7'
-	PYTHONPATH=.spark35 $(BIN)/python -W default -m pytest -W default tests/spark/test_fit_on_spark.py tests/spark/test_storage.py
+	PYTHONS=$(BIN)/python SPARKS=3.5 $(BIN)/python .ci/matrix.py
+
+# Wheel and sdist as a release has them, and the wheel in an environment that holds nothing else; see docs/how-to/release.md.
+release-check: $(STAMP)
+	rm -rf dist .release
+	$(BIN)/python -m build
+	$(PYTHON) -m venv .release
+	.release/bin/pip install --quiet --upgrade pip -c constraints.txt
+	.release/bin/pip install --quiet -c constraints.txt "$$(ls dist/*.whl)[spark]" pytest pytest-timeout hypothesis
+	.release/bin/python .ci/installed.py "$$(mktemp -d)"
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
@@ -52,4 +64,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache dist build
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .matrix .release dist build

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
         Synchronous,
     )
 
-__version__ = "0.1.0.dev0"
+__version__: str
+"""As installed; it stands in pyproject.toml and nowhere else."""
 
 _HOMES = {
     "Deadlines": "thinwire.engine.deadlines",
@@ -94,11 +95,22 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Loads a public name when it is first used, so that importing thinwire costs nothing."""
+    if name == "__version__":
+        return globals().setdefault(name, _version())
     if name in _PACKAGES:
         return importlib.import_module(f"thinwire.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'thinwire' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("thinwire")
+    except metadata.PackageNotFoundError:  # a source tree on the path
+        return "0+unknown"
 
 
 def __dir__() -> list[str]:

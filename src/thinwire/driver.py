@@ -30,6 +30,21 @@ from thinwire.strategies import name_of
 KEEP_CHECKPOINTS = 2
 
 
+@dataclasses.dataclass(frozen=True)
+class Earlier:
+    """The checkpoint that a run goes on from."""
+
+    store: CheckpointStore
+    manifest: Manifest
+    passed_over: dict[str, str]
+    """Why newer ones cannot be used, by name."""
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Store and name, for workers."""
+        return self.store.url, self.manifest.name
+
+
 class Run:
     """One run on the driver: launches the workers, serves them, and sums up."""
 
@@ -40,7 +55,7 @@ class Run:
         dealt: Dealt,
         log: RunLog,
         store: CheckpointStore | None,
-        earlier: tuple[CheckpointStore, Manifest] | None,
+        earlier: Earlier | None,
         seed: int,
     ) -> None:
         self._job, self._cluster, self._dealt, self._log = job, cluster, dealt, log
@@ -68,7 +83,7 @@ class Run:
                 emit=self._log.emit,
                 commit=self._commit if self._store is not None else None,
                 meta=self._meta,
-                resumed=None if self._earlier is None else dict(self._earlier[1].meta),
+                resumed=None if self._earlier is None else dict(self._earlier.manifest.meta),
                 serve=None if self._dealt.server is None else self._dealt.server.piece,
                 time=self._job.time,
             )
@@ -96,9 +111,9 @@ class Run:
                 self.lost += self._coordinator.outcome.workers_lost
                 self.generations += self._coordinator.outcome.generations
 
-    def go_on_from(self, store: CheckpointStore, manifest: Manifest, job: Job) -> None:
+    def go_on_from(self, earlier: Earlier, job: Job) -> None:
         """The next time it is executed it begins there, with workers of its own."""
-        self._job, self._earlier = job, (store, manifest)
+        self._job, self._earlier = job, earlier
 
     def _started(self, policy: Policy) -> events.RunStarted:
         strategy = self._job.strategy
@@ -109,7 +124,9 @@ class Run:
             rows=self._dealt.rows,
             validation_rows=self._dealt.validation_rows,
             seed=self._seed,
-            resumed_from=None if self._earlier is None else self._earlier[1].name,
+            resumed_from=None if self._earlier is None else self._earlier.manifest.name,
+            passed_over={} if self._earlier is None else self._earlier.passed_over,
+            run=self._job.run,
             version=__version__,
         )
 
@@ -172,6 +189,8 @@ class Run:
             "choice": outcome.choice or None,
             "warnings": outcome.warnings,
             "checkpoint": outcome.checkpoint,
+            "resumed_from": None if self._earlier is None else self._earlier.manifest.name,
+            "passed_over": {} if self._earlier is None else self._earlier.passed_over,
             "seed": self._seed,
         }
         found |= {k: v for k, v in metrics.items() if k not in found}

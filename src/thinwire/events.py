@@ -40,6 +40,10 @@ class RunStarted(Event):
     validation_rows: int | None
     seed: int
     resumed_from: str | None = None
+    passed_over: dict[str, str] = field(default_factory=dict)
+    """Why newer checkpoints could not be used, by name."""
+    run: str = ""
+    """What log records name the run by."""
     version: str = ""
 
 

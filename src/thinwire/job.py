@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
-import os
-import socket
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -16,10 +16,12 @@ from urllib.parse import urlsplit
 import torch
 from torch import nn
 
+from thinwire import logs
 from thinwire.checkpoint import CheckpointStore, decode, encode
 from thinwire.data import Batch, Loader, Position, Sampler, Shard, ShardFiles
 from thinwire.data.feeds import Feed
 from thinwire.engine.clock import REAL, Time
+from thinwire.engine.greeting import hello
 from thinwire.engine.grouped import GroupWorker
 from thinwire.engine.joint import JointState
 from thinwire.engine.plan import WorkerPlan
@@ -38,6 +40,7 @@ from thinwire.replicas.torch import resolve_device
 from thinwire.strategies import Strategy
 
 FETCH_S, ASK_S = 60.0, 10.0
+_log = logging.getLogger("thinwire.worker")
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -77,6 +80,10 @@ class Job:
     """Batches that a thread gathers ahead; None leaves it to the loader."""
     replica: Callable[..., TorchReplica] = TorchReplica
     """What makes a replica that is whole."""
+    run: str = ""
+    """What log records name the run by."""
+    log: logs.Wanted | None = None
+    """How the driver logs, and its workers with it."""
 
 
 class ShardBatches:
@@ -138,6 +145,10 @@ def work(
 
     The rest of the arguments are those of `thinwire.cluster.base.Entry`.
     """
+    if job.log is not None and threading.current_thread() is threading.main_thread():  # else the driver's own is there
+        logs.start(job.log)
+    logs.enter(run=job.run, worker=worker, attempt=attempt)
+    _log.info("worker %s starts, attempt %s", worker, attempt)
     link = job.wire.link(worker, attempt)
     peer: Peer | None = None
     runner: Worker | None = None
@@ -159,12 +170,14 @@ def work(
         if peer is not None and peer.started:
             peer.report(report)
         else:
-            link.send(COORDINATOR, {"t": "join", "a": attempt, "address": link.address, **_hello()})
+            link.send(COORDINATOR, {"t": "join", "a": attempt, "address": link.address, **hello()})
             link.send(COORDINATOR, report)
             link.close()
     finally:
         if peer is not None and peer.started:
             peer.close()
+        _log.info("worker %s ends", worker)
+        logs.leave()
         if job.placement.group_size > 1 and runner is not None:
             runner.replica.crew.disband()
     return True
@@ -182,11 +195,11 @@ def _build(
     if not helps:
         with job.feed.shard(worker, given, functools.partial(_fetch, link, attempt)) as files:
             batches = ShardBatches(files, job, worker, resolve_device(spec.device))
-    hello = _hello() | {"rows": batches.num_rows}
+    greeting = hello() | {"rows": batches.num_rows}
     replica: TorchReplica
     if job.placement.group_size > 1:
         replica = _part(job, spec, worker, link, batches)
-        hello["meets"] = replica.crew.address if replica.crew.part == 0 else None
+        greeting["meets"] = replica.crew.address if replica.crew.part == 0 else None
     else:
         replica = job.replica(job.model, replace(spec, device="cpu") if helps else spec, worker)
     replicas = job.workers // job.placement.group_size
@@ -199,7 +212,7 @@ def _build(
             settings["borders"] = (*replica.parameters.offsets, replica.parameters.size)
     peer = Peer(
         link,
-        Seat(worker, attempt, hello),
+        Seat(worker, attempt, greeting),
         joint,
         **settings,
         codec_name=job.plan.codec,
@@ -271,7 +284,3 @@ def _resume(runner: Worker, job: Job, worker: int) -> None:
         runner.meter.position = (epoch, 0)
         runner.meter.steps = runner.replica.steps = manifest.step
         runner.meter.rows = epoch * runner.batches.num_rows
-
-
-def _hello() -> dict[str, Any]:
-    return {"host": socket.gethostname(), "pid": os.getpid()}

@@ -116,23 +116,42 @@ class Recipe:
 
 MOST_BYTES = 1 << 20
 """Of a recipe file; ours have less than two thousand."""
+SHIPPED = ("autoencoder", "cifar10", "dbm", "dbn", "digits", "mnist", "rbm", "shakespeare")
+"""The recipes that a wheel holds; pyproject.toml lists their files."""
 
 
 def load(path: str, changes: Sequence[str] = ()) -> Recipe:
-    """Reads a recipe file and applies `key.path=value` changes to it."""
-    if not os.path.isfile(path):
-        raise ConfigError(f"recipe {path!r} is not a file; give the path of a TOML recipe such as recipes/digits.toml")
-    if os.path.getsize(path) > MOST_BYTES:
+    """Reads a recipe, a file's or one that comes with thinwire, and applies `key.path=value` changes to it."""
+    if os.path.isfile(path) and os.path.getsize(path) > MOST_BYTES:
         size = os.path.getsize(path)
         raise ConfigError(f"recipe {path!r} has {size} bytes; a recipe has at most {MOST_BYTES}: is it one?")
     try:
-        with open(path, "rb") as file:
+        with open(path if os.path.isfile(path) else _shipped(path), "rb") as file:
             values = tomllib.load(file)
     except (ValueError, RecursionError) as error:  # TOML's own errors are of the first kind
         raise ConfigError(f"recipe {path!r} is not valid TOML: {error}") from error
     for change in changes:
         apply(values, change)
     return parse(values)
+
+
+def shipped() -> dict[str, str]:
+    """Paths of the recipes that come with thinwire, by name: those that need no file beside them."""
+    package = os.path.dirname(os.path.abspath(__file__))
+    for folder in (os.path.join(package, "recipes"), os.path.join(package, "..", "..", "recipes")):  # wheel, checkout
+        if os.path.isdir(folder):
+            return {name: path for name in SHIPPED if os.path.isfile(path := os.path.join(folder, f"{name}.toml"))}
+    return {}
+
+
+def _shipped(name: str) -> str:
+    known = shipped()
+    if name not in known:
+        raise ConfigError(
+            f"recipe {name!r} is not a file, nor one that comes with thinwire. {nearest(name, known)} "
+            "Give one of these names, or the path of a TOML recipe."
+        )
+    return known[name]
 
 
 def apply(values: dict[str, Any], change: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -10,12 +11,16 @@ from typing import Any
 
 import fsspec
 
+from thinwire import logs
 from thinwire.checkpoint import write_file
 from thinwire.engine.ports import Clock
 from thinwire.errors import ConfigError
-from thinwire.events import Event
+from thinwire.events import Event, GenerationFormed, Progressed, RoundLanded
 
 Listener = Callable[[Event], Any]
+FREQUENT = Progressed, RoundLanded
+"""Logged at DEBUG, the others at INFO."""
+_log = logging.getLogger("thinwire.run")
 
 
 class RunLog:
@@ -53,6 +58,7 @@ class RunLog:
     def emit(self, event: Event) -> bool:
         """Writes an event and tells everyone; True when a listener wants the run to stop."""
         event = dataclasses.replace(event, time=self._clock())
+        _say(event)
         line = event.to_json()
         if self._file is not None:
             self._file.write(line + "\n")
@@ -70,3 +76,11 @@ class RunLog:
             self._file = None
         elif self._url is not None:
             write_file(self._url, ("\n".join(self._lines) + "\n").encode())
+
+
+def _say(event: Event) -> None:
+    """An event as a log record, for those who collect records rather than files."""
+    if isinstance(event, GenerationFormed):
+        logs.note(generation=event.generation)
+    level = logging.DEBUG if isinstance(event, FREQUENT) else logging.INFO
+    _log.log(level, "%s", event.kind, extra={"event": event, "worker": getattr(event, "worker", None)})

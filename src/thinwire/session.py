@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from torch import nn
 
-from thinwire import events
-from thinwire.checkpoint import CheckpointStore, Manifest, write_file
+from thinwire import events, logs
+from thinwire.checkpoint import CheckpointStore, write_file
 from thinwire.checks import (
     carrier_for,
     columns_for,
@@ -31,7 +31,7 @@ from thinwire.cluster.base import Cluster, Site
 from thinwire.cluster.frames import is_frame
 from thinwire.cluster.local import Local
 from thinwire.data.feeds import Wanted
-from thinwire.driver import Run
+from thinwire.driver import Earlier, Run
 from thinwire.engine.deadlines import Deadlines
 from thinwire.engine.outcome import Policy
 from thinwire.engine.plan import WorkerPlan
@@ -203,7 +203,7 @@ def fit(
     if resume is not None and out is None:
         out = resume
     policy_stop = Target.parse(until) if until else None
-    with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
+    with logs.of_a_run() as name, tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
         opened = where.open(data, validation)
         where.look(out, ports=carrier != "spark")
         names = columns_for([n for n in opened.names if n != opened.indicator], inputs, label, weight)
@@ -244,11 +244,13 @@ def fit(
             batch_size=batch_size,
             wire=wire,
             checkpoints=None if store is None else store.url,
-            resume=None if earlier is None else (earlier[0].url, earlier[1].name),
+            resume=None if earlier is None else earlier.place,
             placement=spread,
             time=where.time,
             prefetch=where.prefetch if transform is not None else None,
             replica=where.replica,
+            run=name,
+            log=logs.wanted(),
         )
         policy = Policy(
             workers=where.workers,
@@ -269,8 +271,8 @@ def fit(
                 finally:
                     hub.close()
                 hub, wire = _wire(where, carrier)
-                job = dataclasses.replace(job, wire=wire, resume=(earlier[0].url, earlier[1].name))
-                run.go_on_from(*earlier, job)
+                job = dataclasses.replace(job, wire=wire, resume=earlier.place)
+                run.go_on_from(earlier, job)
         except BaseException as error:
             reason = str(error) if isinstance(error, ThinwireError) else repr(error)
             log.close(events.RunEnded(reason=reason, summary={}))
@@ -312,12 +314,12 @@ def _from_checkpoint(
     placement: Placement,
     store: CheckpointStore | None,
     saved: str | None,
-    earlier: tuple[CheckpointStore, Manifest] | None,
-) -> tuple[CheckpointStore, Manifest]:
+    earlier: Earlier | None,
+) -> Earlier:
     """Where groups go on from when no replica is whole; raises where there is nothing new since the last time."""
-    if store is None or saved is None or placement.group_size == 1 or (earlier and earlier[1].name == saved):
+    if store is None or saved is None or placement.group_size == 1 or (earlier and earlier.manifest.name == saved):
         raise lost
-    return store, store.load(saved)
+    return Earlier(store, store.load(saved), earlier.passed_over if earlier else {})
 
 
 def _wire(cluster: Site, carrier: str) -> tuple[Hub, Wire]:
@@ -344,13 +346,17 @@ def composed(first: Transform, second: Transform, columns: dict[str, Any]) -> di
     return second(first(columns))
 
 
-def _earlier(resume: str, strategy: Strategy, placement: Placement) -> tuple[CheckpointStore, Manifest]:
+def _earlier(resume: str, strategy: Strategy, placement: Placement) -> Earlier:
     store = CheckpointStore(f"{resume.rstrip('/')}/checkpoints")
-    manifest = store.latest()
+    manifest, passed = store.newest_whole()
+    told = "; ".join(f"{name}: {why}" for name, why in passed.items())
     if manifest is None:
+        damaged = f"; damaged are {told}" if passed else ""
         raise CheckpointError(
-            f"resume = {resume!r} holds no complete checkpoint; name the out folder of an earlier run"
+            f"resume = {resume!r} holds no complete checkpoint{damaged}; name the out folder of an earlier run"
         )
+    if passed:
+        _log.warning("going on from checkpoint %s; newer ones in %s cannot be used: %s", manifest.name, resume, told)
     made_by = manifest.meta.get("strategy")
     if made_by != name_of(strategy):
         raise CheckpointError(
@@ -363,4 +369,4 @@ def _earlier(resume: str, strategy: Strategy, placement: Placement) -> tuple[Che
             f"checkpoint {manifest.name} in {resume!r} was made with placement {placed}, not {placement!r}; "
             "resume with the same placement"
         )
-    return store, manifest
+    return Earlier(store, manifest, passed)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import platform
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+import zmq
 
+import thinwire
+from thinwire.cli import version
 from thinwire.cli.main import main
 
 ROOT = Path(__file__).parents[2]
@@ -182,3 +188,52 @@ def test_a_plan_that_cannot_be_made_says_why(
 ) -> None:
     assert main(["plan", DIGITS, *options]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_version_names_the_parts_without_importing_the_slow_ones() -> None:
+    code = "import sys\nfrom thinwire.cli.main import main\ntry: main(['--version'])\nfinally: print([*sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    *lines, modules = done.stdout.splitlines()
+    told = dict(line.split(" ", 1) for line in lines)
+    assert list(told)[:3] == ["thinwire", "protocol", "Python"]
+    assert told["thinwire"] == metadata.version("thinwire") == thinwire.__version__
+    assert told["Python"] == platform.python_version()
+    for package in ("torch", "pyarrow", "pyzmq", "numba", "numpy"):
+        assert told[package] == metadata.version(package)
+    assert told["libzmq"] == zmq.zmq_version()
+    assert told["platform"] == platform.platform()
+    assert "pyspark" in told
+    assert not set(ast.literal_eval(modules)) & {"torch", "pyspark", "pyarrow", "numba"}
+
+
+def test_the_version_says_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(version, "PACKAGES", ("torch", "no-such-package"))
+    monkeypatch.setitem(sys.modules, "zmq", None)
+    told = version.parts()
+    assert told["no-such-package"] == told["libzmq"] == "not installed"
+
+
+def test_logs_of_driver_and_workers_name_run_worker_and_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THINWIRE_LOG", "json")
+    done = run("train", DIGITS, "--set", "train.epochs=1", "--json")
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    (name,) = {record["run"] for record in records}
+    driver = {record["pid"] for record in records if record["logger"] == "thinwire.run"}
+    assert len(driver) == 1
+    told = {record["message"] for record in records}
+    assert {"run_started", "worker_joined", "generation_formed", "run_ended"} <= told
+    (started,) = (record for record in records if record["message"] == "run_started")
+    assert started["event"]["run"] == name
+    for worker in (0, 1):
+        own = [r for r in records if r["worker"] == worker and r["pid"] not in driver]
+        assert {"thinwire.worker", "thinwire.exchange"} <= {record["logger"] for record in own}
+        assert own[-1]["message"] == f"worker {worker} ends"
+        assert own[-1]["generation"] == 1, "also the main thread knows it"
+
+
+def test_without_being_asked_nothing_is_logged(tmp_path: Path) -> None:
+    done = run("train", DIGITS, "--set", "train.epochs=1", "--json")
+    assert done.returncode == 0
+    assert "thinwire.run" not in done.stderr
+    assert "run_started" not in done.stderr

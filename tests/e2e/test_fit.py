@@ -17,7 +17,7 @@ from torch import nn
 import thinwire as tw
 from thinwire import events
 from thinwire.data import Position, Sampler, open_source
-from thinwire.errors import ConfigError, DataError, DivergedError, WorkerError
+from thinwire.errors import ConfigError, DataError, DivergedError, ProtocolError, WorkerError
 from thinwire.models import cnn8, mlp
 from thinwire.strategies.registry import STRATEGIES as REGISTERED
 
@@ -343,3 +343,25 @@ def test_bf16_autocast_clipping_and_a_scheduler_work_together() -> None:
         scheduler=lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 15),
     )
     assert result.summary["val_accuracy"] >= 0.93
+
+
+class OfAnotherVersion:
+    """A network that makes whoever unpickles it, which only a worker does, speak another protocol."""
+
+    def __call__(self) -> nn.Module:
+        return nn.Linear(64, 10)
+
+    def __reduce__(self) -> Any:
+        return _as_another_version, ()
+
+
+def _as_another_version() -> Any:
+    from thinwire.engine import greeting
+
+    greeting.PROTOCOL, greeting.__version__ = 99, "9.9.9"
+    return mlp
+
+
+def test_a_worker_process_of_another_protocol_ends_the_run_by_name() -> None:
+    with pytest.raises(ProtocolError, match=r"worker \d on .* runs thinwire 9\.9\.9, whose protocol is 99; the driver"):
+        tw.fit(OfAnotherVersion(), "digits", inputs=["pixels"], epochs=1, progress=False)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -155,6 +156,69 @@ def test_resume_from_a_folder_without_checkpoints_is_refused(recipe: Path, tmp_p
     done = subprocess.run(command(recipe, "relay", "--resume", str(tmp_path)), capture_output=True, timeout=60)
     assert done.returncode == 8
     assert "holds no complete checkpoint" in done.stderr.decode()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one epoch with two checkpoints."""
+    folder = tmp_path_factory.mktemp("finished")
+    path = folder / "recipe.toml"
+    path.write_text(RECIPE.replace("checkpoint_every = 5", "checkpoint_every = 15"))
+    line = command(path, "sparknet --set strategy.period=5 --set train.epochs=1", "--out", str(folder / "run"))
+    subprocess.run(line, check=True, timeout=100, capture_output=True)
+    return path
+
+
+DAMAGES = {
+    "a bit of the joint state": ("joint.*", lambda data: data[:-5] + bytes([data[-5] ^ 4]) + data[-4:]),
+    "a bit of a worker's state": ("worker-1.*", lambda data: data[:99] + bytes([data[99] ^ 1]) + data[100:]),
+    "a bit of the manifest": ("manifest.json", lambda data: data.replace(b'"version": 1', b'"version": 3')),
+    "a part cut short": ("worker-0.*", lambda data: data[: len(data) // 2]),
+    "a part gone": ("worker-0.*", lambda data: None),
+    "no manifest": ("manifest.json", lambda data: None),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(finished: Path, tmp_path: Path, damage: str) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(finished.parent / "run", out)
+    before, newest = (manifest.name for manifest in CheckpointStore(str(out / "checkpoints")).manifests())
+    pattern, harm = DAMAGES[damage]
+    (path,) = (out / "checkpoints" / newest).glob(pattern)
+    data = harm(path.read_bytes())
+    assert data != path.read_bytes()
+    if data is None:
+        path.unlink()
+    else:
+        path.write_bytes(data)
+    line = command(finished, "sparknet --set strategy.period=5 --set train.epochs=2", "--resume", str(out))
+    done = subprocess.run(line, timeout=100, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"going on from checkpoint {before}; newer ones in {out} cannot be used: {newest}: " in done.stderr
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["epochs"] == 2.0
+    assert summary["resumed_from"] == before
+    assert list(summary["passed_over"]) == [newest]
+    started = [json.loads(text) for text in (out / "events.jsonl").read_text().splitlines() if "run_started" in text]
+    assert started[-1]["resumed_from"] == before
+    assert started[-1]["passed_over"] == summary["passed_over"]
+    whole, passed = CheckpointStore(str(out / "checkpoints")).newest_whole()
+    assert whole is not None
+    assert whole.name == summary["checkpoint"]
+    assert not passed, "what was damaged is cleared away"
+
+
+def test_when_every_checkpoint_is_damaged_the_run_ends_and_names_them(finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(finished.parent / "run", out)
+    for path in (out / "checkpoints").glob("*/joint.*"):
+        path.write_bytes(path.read_bytes()[:-1])
+    done = subprocess.run(command(finished, "sparknet", "--resume", str(out)), timeout=60, capture_output=True)
+    assert done.returncode == 8
+    told = done.stderr.decode()
+    assert "holds no complete checkpoint; damaged are" in told
+    assert all(path.name in told for path in (out / "checkpoints").iterdir())
 
 
 SHORT: dict[str, Any] = {

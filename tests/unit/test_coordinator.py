@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
 
-from thinwire import events
+from thinwire import __version__, events
 from thinwire.engine.coordinator import FAREWELL_S, Coordinator
 from thinwire.engine.deadlines import Deadlines
+from thinwire.engine.greeting import PROTOCOL, hello
 from thinwire.engine.outcome import Policy
 from thinwire.engine.ports import Exit, Message
-from thinwire.errors import LostWorkersError
+from thinwire.errors import LostWorkersError, ProtocolError
 
 PROGRESS = {"rows": 8, "steps": 1, "busy": 1.0, "gap_s": 0.0, "position": [1, 0]}
 
@@ -25,7 +27,7 @@ class Script:
     def __init__(self, farewell_s: float | None) -> None:
         self.moment, self.farewell_s = 0.0, farewell_s
         self.ended_at: float | None = None
-        self.inbox = [self._said("join", address="here", host="here", pid=1, rows=8, digest="d")]
+        self.inbox = [self._said("join", address="here", rows=8, digest="d", **hello())]
         self.replaced: list[int] = []
         self.seen = False
         self.saves: list[str] = []
@@ -108,3 +110,30 @@ def test_a_checkpoint_whose_reports_come_after_a_newer_one_was_committed_is_give
     outcome = run(script, [], commit=lambda name, step, parts, meta: committed.append(name) or 1)
     assert committed == ["000001-step-4", "000003-step-96", "000003-step-104"]
     assert outcome.checkpoint == "000003-step-104"
+
+
+@pytest.mark.parametrize("theirs", [PROTOCOL + 1, PROTOCOL - 1, None, str(PROTOCOL)])
+def test_a_worker_of_another_protocol_is_refused_by_name_before_it_has_a_seat(theirs: Any) -> None:
+    script = Script(farewell_s=0.0)
+    told = {"host": "elsewhere", "thinwire": "0.0.7", "protocol": theirs}
+    script.inbox[0].header.update({key: value for key, value in told.items() if value is not None})
+    if theirs is None:
+        del script.inbox[0].header["protocol"]
+    log: list[events.Event] = []
+    with pytest.raises(ProtocolError) as refused:
+        run(script, log)
+    said = str(refused.value)
+    for part in ("worker 0", "elsewhere", "0.0.7", f"the driver runs thinwire {__version__}", "Install thinwire"):
+        assert part in said
+    assert not any(isinstance(event, events.WorkerJoined) for event in log)
+
+
+def test_a_worker_of_another_version_with_the_same_protocol_is_taken_and_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    script = Script(farewell_s=0.0)
+    script.inbox[0].header["thinwire"] = "0.1.7"
+    with caplog.at_level(logging.WARNING, "thinwire"):
+        outcome = run(script, [])
+    assert outcome.workers_lost == 0
+    assert "runs thinwire 0.1.7 and the driver" in caplog.text

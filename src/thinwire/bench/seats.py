@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from thinwire.checkpoint import decode, encode
 from thinwire.cluster.process import make_own
 from thinwire.engine.coordinator import Coordinator
 from thinwire.engine.deadlines import Deadlines
+from thinwire.engine.greeting import hello
 from thinwire.engine.joint import JointState
 from thinwire.engine.outcome import Policy
 from thinwire.engine.ports import Exit
@@ -57,8 +57,7 @@ def join(place: Place, joint: JointState, codec_name: str, rows: int = 1, **kind
     """A worker's exchange, not yet started."""
     keys = Keys(*(k.encode() for k in place.keys))
     link = ZmqLink(me=place.worker, attempt=0, keys=keys, coordinator=place.coordinator, host=place.host)
-    hello = {"host": socket.gethostname(), "pid": os.getpid(), "rows": rows}
-    seat = PeerSeat(place.worker, 0, hello)
+    seat = PeerSeat(place.worker, 0, hello() | {"rows": rows})
     return Peer(link, seat, joint, codec_name=codec_name, trees=Trees(encode, decode), silence_s=60.0, **kind)
 
 

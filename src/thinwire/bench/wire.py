@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import secrets
-import socket
 import statistics
 import threading
 import time
@@ -24,6 +22,7 @@ from thinwire.checkpoint import decode, encode
 from thinwire.cluster.sessions import start_session
 from thinwire.engine.coordinator import Coordinator
 from thinwire.engine.deadlines import Deadlines
+from thinwire.engine.greeting import hello
 from thinwire.engine.joint import JointState
 from thinwire.engine.outcome import Policy
 from thinwire.engine.signals import Formed, Landed
@@ -119,7 +118,7 @@ def _agent(run: SparkWire, size: int, exchanges: int, codec: str, batches: Itera
     assert context is not None
     worker, attempt = context.partitionId(), int(context.taskAttemptId())
     joint = JointState(SparkNet(period=1), torch.zeros(size), WORKERS)
-    seat = Seat(worker, attempt, {"host": socket.gethostname(), "pid": os.getpid(), "rows": 1})
+    seat = Seat(worker, attempt, hello() | {"rows": 1})
     trees = Trees(encode, decode)
     link = run.link(worker, attempt)
     peer = Peer(link, seat, joint, trees=trees, kind=SparkMesh, codec_name=codec, silence_s=120.0)

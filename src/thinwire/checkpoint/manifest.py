@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import reprlib
@@ -84,14 +85,15 @@ class Manifest:
                 "manifest holds plain values only. Write it as a part."
             )
         parts = [vars(part) for part in self.parts]
-        content = {
+        content: dict[str, object] = {
             "version": self.version,
             "needs": NEEDS,
             "name": self.name,
             "step": self.step,
             "parts": parts,
         }
-        return json.dumps({**content, "meta": meta}, indent=2).encode()
+        content["meta"] = meta
+        return json.dumps({**content, "digest": _digest(content)}, indent=2).encode()
 
     @staticmethod
     def from_json(data: bytes) -> Manifest:
@@ -104,6 +106,9 @@ class Manifest:
         content = parse(data, what="the manifest")
         if not isinstance(content, dict):
             raise damaged("the manifest is not a JSON object")
+        digest = content.pop("digest", None)  # those of the first versions have none
+        if digest is not None and digest != _digest(content):
+            raise damaged("the manifest is not as it was written: its digest differs")
         check_version(content.get("version"), MANIFEST_VERSION, content.get("needs"))
         try:
             parts = tuple(Part(part["name"], part["size_bytes"], part["digest"]) for part in content["parts"])
@@ -113,6 +118,10 @@ class Manifest:
             return Manifest(content["name"], content["step"], parts, meta, content["version"])
         except (KeyError, TypeError) as error:
             raise damaged(f"the manifest lacks something ({error!r})") from error
+
+
+def _digest(content: dict[str, object]) -> str:
+    return hashlib.blake2b(json.dumps(content, indent=2).encode(), digest_size=32).hexdigest()
 
 
 def check_name(name: object, what: str) -> None:

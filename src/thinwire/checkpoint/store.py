@@ -31,6 +31,7 @@ from thinwire.errors import CheckpointError, nearest
 _MANIFEST = "manifest.json"
 _MOST_MANIFEST_BYTES = 64 << 20
 _PART_FILE = re.compile(r".+\.[0-9a-f]{16}\.safetensors")
+_PIECE_BYTES = 16 << 20
 _GONE = (FileNotFoundError, NotADirectoryError)
 
 
@@ -110,6 +111,26 @@ class CheckpointStore:
         """The complete checkpoint of the highest step, or None when there is none."""
         return next(reversed(self.manifests()), None)
 
+    def newest_whole(self) -> tuple[Manifest | None, dict[str, str]]:
+        """The newest checkpoint whose files are all as they were written, and why newer ones are not, by name.
+
+        Every part is read, which `latest` does not do. Of folders that sort before that checkpoint nothing is said.
+
+        Raises:
+            CheckpointError: As `manifests`.
+        """
+        complete = {manifest.name: manifest for manifest in self.manifests()}
+        order = sorted(complete, key=lambda name: (complete[name].step, name))
+        begun = (name for name in self._names() if name not in complete and any(map(_is_own, self._list(name))))
+        passed = {name: self._why_incomplete(name) for name in begun}
+        while order:
+            manifest = complete[order.pop()]
+            damages = [found for part in manifest.parts if (found := self._damage(manifest.name, part))]
+            if not damages:
+                return manifest, {name: why for name, why in passed.items() if _natural(name) > _natural(manifest.name)}
+            passed[manifest.name] = damages[0]
+        return None, passed
+
     def load(self, name: str) -> Manifest:
         """The manifest of one checkpoint.
 
@@ -137,12 +158,11 @@ class CheckpointStore:
         path = self._path(manifest.name, expected.file_name)
         size_bytes = self._size_bytes(path)
         if size_bytes not in (None, expected.size_bytes):  # before it is in memory
-            raise self._unlike(path, f"it has {size_bytes:,} bytes, not {expected.size_bytes:,}")
+            raise self._damaged(path, _unlike(expected, size_bytes, ""))
         data = self._read(path)
-        if data is None:
-            raise self._unlike(path, "it is missing")
-        if _digest(data) != expected.digest:
-            raise self._unlike(path, f"its digest is {_digest(data)[:16]}…, not {expected.digest[:16]}…")
+        damage = _unlike(expected, None if data is None else len(data), "" if data is None else _digest(data))
+        if data is None or damage:
+            raise self._damaged(path, damage)
         try:
             return decode(data)
         except CheckpointError as error:
@@ -227,6 +247,33 @@ class CheckpointStore:
                 return None
         return manifest
 
+    def _why_incomplete(self, name: str) -> str:
+        """In a few words, of a folder that `_complete` passed over."""
+        try:
+            manifest = self._manifest(name)
+        except _DamagedManifestError:
+            return f"its {_MANIFEST} is damaged"
+        if manifest is None:
+            return f"it has no {_MANIFEST}: whoever wrote it did not get to the end"
+        damages = (self._damage(name, part) for part in manifest.parts)
+        return next(filter(None, damages), "it was not complete when first looked at")
+
+    def _damage(self, name: str, part: Part) -> str:
+        """How a part's file differs from what was written; empty where it does not. Read in pieces: it may be large."""
+        path = self._path(name, part.file_name)
+        seen = hashlib.blake2b(digest_size=32)
+        with self._explained("read", path):
+            try:
+                size_bytes = self._size_bytes(path)
+                if size_bytes == part.size_bytes:
+                    with self._filesystem.open(path, "rb") as file:
+                        while piece := file.read(_PIECE_BYTES):
+                            seen.update(piece)
+            except _GONE:
+                size_bytes = None
+        why = _unlike(part, size_bytes, seen.hexdigest())
+        return why and f"{part.file_name}: {why}"
+
     def _names(self) -> list[str]:
         with self._explained("list", self._root):
             return sorted(filter(NAME.fullmatch, self._list()), key=_natural)
@@ -267,14 +314,14 @@ class CheckpointStore:
                 "all in it must be readable and writable. Check its permissions and the connection to it."
             ) from error
 
-    def _unlike(self, path: str, why: str) -> CheckpointError:
-        return CheckpointError(
-            f"{self._shown(path)} is damaged: {why}. It must be as it was written. "
-            "Resume from another checkpoint, or copy the file again from where it came."
-        )
-
     def _path(self, *names: str) -> str:
         return "/".join((self._root, *names))
+
+    def _damaged(self, path: str, damage: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self._shown(path)} is damaged: {damage}. It must be as it was written. "
+            "Resume from another checkpoint, or copy the file again from where it came."
+        )
 
     def _shown(self, path: str) -> str:
         return str(self._filesystem.unstrip_protocol(path))
@@ -286,6 +333,15 @@ class _DamagedManifestError(CheckpointError):
 
 def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=32).hexdigest()
+
+
+def _unlike(part: Part, size_bytes: int | None, digest: str) -> str:
+    """How a file of this size and digest differs from the part that it is to be; empty where it does not."""
+    if size_bytes is None:
+        return "it is missing"
+    if size_bytes != part.size_bytes:
+        return f"it has {size_bytes:,} bytes, not {part.size_bytes:,}"
+    return "" if digest == part.digest else f"its digest is {digest[:16]}…, not {part.digest[:16]}…"
 
 
 def _is_own(file: str) -> bool:

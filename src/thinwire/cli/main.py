@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from thinwire import __version__
+from thinwire.cli.version import ShowVersion
 from thinwire.errors import Interrupted, LostWorkersError, ThinwireError, nearest
 
 TRAIN_HELP = """\
@@ -47,7 +47,7 @@ def _commands(parser: argparse.ArgumentParser) -> list[str]:
 def parser() -> argparse.ArgumentParser:
     """All commands and their options."""
     top = _Parser(prog="thinwire", description="Train PyTorch models over the Ethernet you already have.")
-    top.add_argument("--version", action="version", version=f"thinwire {__version__}")
+    top.add_argument("--version", action=ShowVersion, help="print the versions of thinwire and its parts")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
     train = commands.add_parser(
         "train", help="run a recipe", description=TRAIN_HELP, formatter_class=argparse.RawDescriptionHelpFormatter

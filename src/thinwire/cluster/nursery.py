@@ -20,6 +20,8 @@ import sys
 import threading
 from typing import Any
 
+from thinwire import logs
+
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from thinwire.cluster.nursery import main; main()"
 WARM_CODECS = ("int4", "int2")
 """Compiled once here, so that no worker has to."""
@@ -200,6 +202,7 @@ class _Server:
             for descriptor in (self._requests, self._replies, self._held, self._ended, self._rang):
                 os.close(descriptor)
             log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            outside = os.dup(2)
             os.dup2(log, 2)
             os.setsid()
             threading.Thread(target=_leave_with, args=(self._alive,), daemon=True).start()
@@ -207,6 +210,7 @@ class _Server:
             os.environ.update(request["environment"])
             os.chdir(request["folder"])
             sys.path[:] = request["path"]
+            logs.outside = os.fdopen(outside, "w", buffering=1)
             _work(payload, request["worker"], request["attempt"], request["threads"])
             code = 0
         except BaseException:

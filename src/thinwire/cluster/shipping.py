@@ -13,6 +13,9 @@ from typing import Any
 
 import cloudpickle
 
+THERE = ("thinwire", "pyspark", "py4j")
+"""Packages that every worker has, wherever they lie here."""
+
 
 def packed(value: Any) -> bytes:
     """A value with its code: functions and classes of modules that are not installed travel whole, not by name."""
@@ -23,7 +26,9 @@ def packed(value: Any) -> bytes:
 @contextlib.contextmanager
 def _by_value() -> Iterator[None]:
     earlier = cloudpickle.list_registry_pickle_by_value()
-    own = [m for name, m in list(sys.modules.items()) if name not in earlier and _is_users(name, m)]
+    loaded = list(sys.modules.items())
+    named = {m.__name__: m for name, m in loaded if _is_users(name, m)}  # once: some go by two names
+    own = [module for name, module in named.items() if name not in earlier]
     for module in own:
         cloudpickle.register_pickle_by_value(module)
     try:
@@ -36,11 +41,13 @@ def _by_value() -> Iterator[None]:
 def _is_users(name: str, module: ModuleType | None) -> bool:
     """Whether a module is of the user's own files rather than of an installed package, which executors need as well."""
     path = getattr(module, "__file__", None)
-    if not isinstance(module, ModuleType) or not path or name == "__main__" or name.partition(".")[0] == "thinwire":
+    if not isinstance(module, ModuleType) or not path or name == "__main__" or name.partition(".")[0] in THERE:
         return False
     if not path.endswith(".py") or sys.modules.get(module.__name__) is not module:
         return False
     path = os.path.realpath(path)
+    if any(f"{os.sep}{folder}{os.sep}" in path for folder in ("site-packages", "dist-packages")):
+        return False  # another environment's, which a .pth file or PYTHONPATH has added
     return not any(path.startswith(root + os.sep) for root in _installed())
 
 

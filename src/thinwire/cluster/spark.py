@@ -41,6 +41,7 @@ from thinwire.cluster.sessions import (
 from thinwire.cluster.shipping import packed
 from thinwire.engine.clock import REAL
 from thinwire.engine.deadlines import Deadlines
+from thinwire.engine.greeting import hello
 from thinwire.engine.ports import COORDINATOR, WHOEVER, Exit, Hub, Wire
 from thinwire.errors import ConfigError, TimedOutError
 from thinwire.replicas import TorchReplica
@@ -229,8 +230,7 @@ def _task(payload: bytes, wire: Wire, threads: int, batches: Iterator[Any]) -> I
 
 def _fail(link: Any, attempt: int, error: Exception) -> None:
     """Tells the coordinator of an error that came before the worker's own code could be read."""
-    hello = {"t": "join", "a": attempt, "address": link.address, "host": socket.gethostname(), "pid": os.getpid()}
-    link.send(COORDINATOR, hello)
+    link.send(COORDINATOR, {"t": "join", "a": attempt, "address": link.address, **hello()})
     told = f"{type(error).__name__}: {error}"
     failed = {"t": "failed", "a": attempt, "kind": type(error).__name__, "traceback": traceback.format_exc()}
     link.send(COORDINATOR, failed | {"error": f"{told}; is what the model needs installed on the executors?"})

@@ -113,7 +113,8 @@ class Story:
         self.head |= {name: event.get(name) for name in names} | {"state": "running", "began": began}
         self.head.pop("reason", None)
         if event.get("resumed_from"):
-            self._mark(now, "resumed", f"resumed from {event['resumed_from']}")
+            passed = "".join(f"; {name} passed over: {why}" for name, why in (event.get("passed_over") or {}).items())
+            self._mark(now, "resumed", f"resumed from {event['resumed_from']}{passed}")
         for row in self.workers.values():
             row.told, row.attempt, row.state = {}, -1, "joined"
         self._ticked = now

@@ -11,6 +11,7 @@ from thinwire import events
 from thinwire.engine import endings
 from thinwire.engine.clock import REAL, Time
 from thinwire.engine.forms import fits
+from thinwire.engine.greeting import check_hello
 from thinwire.engine.harvest import Harvest
 from thinwire.engine.jury import Jury
 from thinwire.engine.ledger import Ledger
@@ -113,11 +114,8 @@ class Coordinator:
         seat = self.membership.seats.get(worker)
         if header["t"] not in BEFORE_A_SEAT and (seat is None or seat.attempt != header.get("a")):
             if header["t"] == "beat":  # a fenced or forgotten worker: it must not go on as if nothing had been
-                attempt = int(header.get("a", 0))
-                known, done = self.membership.attempts, (worker, attempt) in self.membership.retired
-                back = self._workforce.revives and attempt >= known.get(worker, attempt + 1) and not done
-                leave = {"t": "leave", "why": "this worker's place was given up", "done": done}
-                self._hub.send(worker, attempt, {"t": "rejoin"} if back else leave)
+                answer = self.membership.answer(worker, header["a"], revives=self._workforce.revives)
+                self._hub.send(worker, header["a"], answer)
             return
         if seat is not None and header["t"] not in BEFORE_A_SEAT:  # a heartbeat may wait behind what it sends
             seat.last_seen, seat.suspect_since = now, None
@@ -128,6 +126,7 @@ class Coordinator:
     def _on_join(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         if not 0 <= worker < self._policy.workers + self._policy.helpers:
             raise ConfigError(f"worker {worker} came, and the run is to have {self._policy.workers}")
+        check_hello(worker, header)
         if (worker, header["a"]) in self._gone:
             return  # its process ended while this was on the way
         if self._concluding_since is not None and worker in self.membership.unseen:

@@ -146,6 +146,13 @@ class Membership:
         self.waits = False  # until the generation that is now to form shows whether it still does
         return found
 
+    def answer(self, worker: int, attempt: int, *, revives: bool) -> Header:
+        """What to say to an attempt that has no seat and is heard: to join again, or to leave."""
+        done = (worker, attempt) in self.retired
+        if revives and attempt >= self.attempts.get(worker, attempt + 1) and not done:
+            return {"t": "rejoin"}
+        return {"t": "leave", "why": "this worker's place was given up", "done": done}
+
     def caught(self, worker: int) -> None:
         """Notes that a worker has taken the joint state over."""
         self.seats[worker].blank = False

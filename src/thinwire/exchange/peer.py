@@ -6,6 +6,7 @@ The main thread hands in snapshots and takes out signals, both through queues; `
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import queue
 import threading
 from collections.abc import Iterator, Sequence
@@ -43,7 +44,8 @@ class Peer:
         self.time = self.member.time
         self.started = False
         self._stopping = threading.Event()
-        self._thread = self.time.beside(self._run, f"exchange-{seat.worker}")
+        context = contextvars.copy_context()  # what is logged there is logged as this worker's
+        self._thread = self.time.beside(lambda: context.run(self._run), f"exchange-{seat.worker}")
 
     def start(self, digest: str) -> None:
         """Joins the run; `digest` tells whether this replica starts equal to the others."""

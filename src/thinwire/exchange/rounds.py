@@ -13,6 +13,7 @@ its own packed sum, so that all workers hold the same mean.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -21,11 +22,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire import logs
 from thinwire.engine.ports import Clock, Header
 from thinwire.errors import ThinwireError
 from thinwire.exchange.keys import train_number
 from thinwire.exchange.round import KNOWN, Chunk, Completed, Lane, Launch, Round, cut
 from thinwire.parameters import Fragment
+
+_log = logging.getLogger("thinwire.exchange")
 
 __all__ = ["KNOWN", "Chunk", "Completed", "Lane", "Launch", "Rounds", "cut"]
 
@@ -80,6 +84,8 @@ class Rounds:
         given_up = [r for r in pending if r.launched]
         self._open, self._settled, self._completed = {}, [], []
         self.generation, self.attempts = generation, dict(attempts)
+        logs.note(generation=generation)
+        _log.info("generation %s has formed, of workers %s", generation, sorted(attempts))
         self.members = tuple(sorted(attempts))
         early, self._early = self._early, []
         for sender, header, payload in early:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import functools
+import hashlib
 import importlib
 import json
 import sys
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter
 
+from thinwire import __version__
 from thinwire.cluster.frames import decode_images
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.models import ZOO
@@ -22,6 +24,8 @@ from thinwire.strategies import Strategy, name_of, strategy
 PIECE_BYTES = 16 << 20
 WEIGHTS = "weights"
 KEY = "thinwire"
+FORMAT = 1
+"""Of what stands under `KEY`, and of the weights beside it."""
 
 OWN_PARTIALS: dict[str, Any] = {"decode_images": decode_images, "in_turn": composed}
 """Functions of ours that transforms are made of; partials of these are stored by name."""
@@ -100,7 +104,8 @@ def write_saved(path: str, instance: Any, saved: Saved, writer: Any, *, leave_ou
     """Writes an estimator or a model; what its parameters hold, save those left out, must be plain."""
     session = writer.sparkSession
     context = _context(session)
-    extra = {KEY: {"more": saved.more, "code": saved.code, "size_bytes": len(saved.weights)}}
+    form = {"format": FORMAT, "version": __version__, "digest": _digest(saved.weights)}
+    extra = {KEY: {**form, "more": saved.more, "code": saved.code, "size_bytes": len(saved.weights)}}
     DefaultParamsWriter.saveMetadata(instance, path, context, extraMetadata=extra, paramMap=_plain(instance, leave_out))
     if saved.weights:
         data = saved.weights
@@ -115,16 +120,30 @@ def read_saved(path: str, instance: Any, reader: Any) -> Saved:
     metadata = DefaultParamsReader.loadMetadata(path, _context(session))
     if KEY not in metadata:
         raise CheckpointError(f"{path!r} was not written by thinwire; name the folder that save() was given")
+    held = metadata[KEY]
+    if held.get("format", 1) > FORMAT:  # the first versions wrote no number
+        raise CheckpointError(
+            f"{path!r} is of format {held['format']}. This thinwire, {__version__}, reads formats 1 to {FORMAT}. "
+            f"Install thinwire {held.get('version', 'that wrote it')} or newer."
+        )
     instance._resetUid(metadata["uid"])
     DefaultParamsReader.getAndSetParams(instance, metadata)
-    held = metadata[KEY]
     weights = b""
     if held["size_bytes"]:
         rows = session.read.parquet(f"{path}/{WEIGHTS}").orderBy("piece").collect()
         weights = b"".join(bytes(row["data"]) for row in rows)
         if len(weights) != held["size_bytes"]:
             raise CheckpointError(f"{path!r} holds {len(weights)} bytes of weights where {held['size_bytes']} belong")
+        if "digest" in held and held["digest"] != _digest(weights):
+            raise CheckpointError(
+                f"the weights in {path!r} are damaged: their digest is not the one they were written with. Copy the "
+                "folder again from where it came, or save the model again."
+            )
     return Saved(held["more"], held["code"], weights)
+
+
+def _digest(weights: bytes) -> str:
+    return hashlib.blake2b(weights, digest_size=32).hexdigest()
 
 
 def _plain(instance: Any, leave_out: Collection[str]) -> dict[str, Any]:

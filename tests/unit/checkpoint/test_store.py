@@ -370,3 +370,92 @@ def test_a_folder_that_cannot_be_read_is_not_taken_for_an_empty_one(
             patch.setattr(type(fsspec.filesystem("file")), operation, denied)
             with pytest.raises(CheckpointError, match=r"could not (list|read) file://.*Permission denied"):
                 local.latest()
+
+
+# -- the newest that is whole ------------------------------------------------------------------------------------------
+
+
+def flip(path: Path, bit: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+def test_the_newest_whole_checkpoint_is_the_newest_where_nothing_is_damaged(store: CheckpointStore) -> None:
+    assert store.newest_whole() == (None, {})
+    save(store, "step-9", 9)
+    newest = save(store, "step-10", 10, ("a", "b"))
+    store.write_part("step-8", "w", 1)
+    assert store.newest_whole() == (newest, {}), "an abandoned one before it is nobody's concern"
+
+
+def test_a_checkpoint_being_written_is_passed_over_by_name(store: CheckpointStore) -> None:
+    first = save(store, "step-1", 1)
+    store.write_part("step-2", "w", 2)
+    found, passed = store.newest_whole()
+    assert found == first
+    assert passed == {"step-2": "it has no manifest.json: whoever wrote it did not get to the end"}
+
+
+def test_a_bit_flipped_anywhere_in_a_part_is_found(local: CheckpointStore, tmp_path: Path) -> None:
+    first, second = save(local, "step-1", 1), save(local, "step-2", 2, ("a", "b"))
+    path = tmp_path / "step-2" / second.parts[1].file_name
+    whole = path.read_bytes()
+    for bit in range(0, 8 * len(whole), 7):
+        flip(path, bit)
+        found, passed = local.newest_whole()
+        assert found == first, bit
+        assert "its digest is" in passed["step-2"]
+        path.write_bytes(whole)
+    assert local.newest_whole() == (second, {})
+
+
+def test_a_bit_flipped_anywhere_in_a_manifest_is_found_or_changes_nothing(
+    local: CheckpointStore, tmp_path: Path
+) -> None:
+    """Its version among them: a damaged manifest is not one of a newer thinwire."""
+    first, second = save(local, "step-1", 1), save(local, "step-2", 2)
+    path = tmp_path / "step-2" / "manifest.json"
+    whole = path.read_bytes()
+    harmless = 0
+    for bit in range(8 * len(whole)):
+        flip(path, bit)
+        found, passed = local.newest_whole()
+        if found == second:
+            harmless += 1
+        else:
+            assert found == first, bit
+            assert passed == {"step-2": "its manifest.json is damaged"}
+        path.write_bytes(whole)
+    assert harmless < len(whole), "white space, and the name of the digest itself"
+
+
+@pytest.mark.parametrize("harm", ["cut", "removed", "empty"])
+def test_a_part_that_is_cut_short_or_gone_is_found(local: CheckpointStore, tmp_path: Path, harm: str) -> None:
+    first, second = save(local, "step-1", 1), save(local, "step-2", 2)
+    path = tmp_path / "step-2" / second.parts[0].file_name
+    if harm == "removed":
+        path.unlink()
+    else:
+        os.truncate(path, 0 if harm == "empty" else path.stat().st_size - 1)
+    found, passed = local.newest_whole()
+    assert found == first
+    assert second.parts[0].file_name in passed["step-2"]
+    assert ("it is missing" if harm == "removed" else "bytes, not") in passed["step-2"]
+
+
+def test_several_in_a_row_may_be_damaged_and_none_may_be_left(local: CheckpointStore, tmp_path: Path) -> None:
+    saved = [save(local, f"step-{step}", step) for step in (1, 2, 3)]
+    for manifest, left in ((saved[2], saved[1]), (saved[1], saved[0]), (saved[0], None)):
+        flip(tmp_path / manifest.name / manifest.parts[0].file_name, 99)
+        assert local.newest_whole()[0] == left
+    assert set(local.newest_whole()[1]) == {"step-1", "step-2", "step-3"}
+
+
+def test_a_manifest_without_a_digest_is_one_of_the_first_versions(local: CheckpointStore, tmp_path: Path) -> None:
+    manifest = save(local, "step-1", 1)
+    path = tmp_path / "step-1" / "manifest.json"
+    content = json.loads(path.read_text())
+    del content["digest"]
+    path.write_text(json.dumps(content, indent=2))
+    assert local.latest() == manifest

@@ -26,13 +26,13 @@ class Target:
     """Process ids by worker; helpers beside the driver are workers without rows."""
     bed: Any = None
     """The emulated network, where there is one."""
-    undo: list[Callable[[], None]] = field(default_factory=list)
+    undo: list[Callable[[], Any]] = field(default_factory=list)
 
-    def later(self, seconds: float, act: Callable[[], None]) -> None:
+    def later(self, seconds: float, act: Callable[[], Any]) -> None:
         """Undoes something after a while, or at the end of the bout, whichever comes first."""
         timer = threading.Timer(seconds, act)
         timer.daemon = True
-        self.undo.append(lambda: (timer.cancel(), act())[0])
+        self.undo += [timer.cancel, act]
         timer.start()
 
 

@@ -1,0 +1,50 @@
+"""Which modules travel whole to workers."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from thinwire.cluster.shipping import packed
+
+CODE = "def answer():\n    return 42\n"
+
+
+def module_in(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> object:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.py").write_text(CODE)
+    monkeypatch.syspath_prepend(str(folder))
+    found = importlib.import_module(name)
+    monkeypatch.setitem(sys.modules, name, found)  # taken out again at the end
+    return found.answer
+
+
+def loads_elsewhere(data: bytes, folder: Path) -> bool:
+    """Whether a process that does not have the module can read it."""
+    (folder / "data").write_bytes(data)
+    code = "import pickle, sys; assert pickle.load(open(sys.argv[1], 'rb'))() == 42"
+    return not subprocess.run([sys.executable, "-c", code, str(folder / "data")], capture_output=True).returncode
+
+
+def test_a_module_of_the_users_travels_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = module_in(tmp_path / "mine", "own_module_a", monkeypatch)
+    assert not loads_elsewhere(pickle.dumps(answer), tmp_path)
+    assert loads_elsewhere(packed(answer), tmp_path)
+
+
+def test_one_that_goes_by_two_names_travels_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = module_in(tmp_path / "mine", "own_module_b", monkeypatch)
+    monkeypatch.setitem(sys.modules, "own_module_b_again", sys.modules["own_module_b"])
+    assert loads_elsewhere(packed(answer), tmp_path)
+
+
+def test_a_package_of_another_environment_on_the_path_goes_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = module_in(tmp_path / "lib" / "site-packages", "own_module_c", monkeypatch)
+    assert not loads_elsewhere(packed(answer), tmp_path)
