@@ -6,7 +6,11 @@ STAMP := $(VENV)/.installed
 # Processes that tests are dealt out to; 0 runs them in one, which those that watch the clock like best.
 LANES ?= 0
 
-.PHONY: demo test lint types layers tests browser docs spark35 format clean
+# What `make fuzz` runs: one target or all, with so many inputs each.
+TARGET ?=
+INPUTS ?= 1000000
+
+.PHONY: demo test lint types layers tests browser docs fuzz spark35 format clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/spark_digits.py
@@ -39,6 +43,11 @@ docs: $(STAMP)
 spark35: $(STAMP)
 	test -d .spark35 || $(BIN)/pip install --quiet --no-deps --target .spark35 'pyspark==3.5.*' 'py4j==0.10.9.7'
 	PYTHONPATH=.spark35 $(BIN)/python -W default -m pytest -W default tests/spark/test_fit_on_spark.py tests/spark/test_storage.py
+
+# Coverage-guided, by atheris; appends to benchmarks/results/fuzz.json.
+fuzz: $(STAMP)
+	$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/pip install --quiet -c constraints.txt -e '.[fuzz]'
+	$(BIN)/python -m tests.fuzz.run $(TARGET) --inputs $(INPUTS) --record
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -66,7 +66,7 @@ class Follower:
                 continue
             try:
                 event = json.loads(line)
-            except ValueError:  # a line that was cut off when a driver died; what follows is whole
+            except (ValueError, RecursionError):  # a line that was cut off when a driver died; what follows is whole
                 continue
             if isinstance(event, dict):
                 yield event

@@ -26,7 +26,7 @@ from thinwire.dashboard.story import Reader, Story
 from thinwire.errors import ConfigError
 
 NEWS_S, PING_S, POLL_S, DRAIN_S = 0.5, 5.0, 0.5, 3.0
-MOST_STREAMS = 32
+MOST_STREAMS, MOST_DEPTH = 32, 32
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 ANYWHERE = ("0.0.0.0", "::")
 TOKEN = "THINWIRE_DASHBOARD_TOKEN"
@@ -148,8 +148,12 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 60
 
     def do_GET(self) -> None:
-        asked = urlsplit(self.path)
-        query = parse_qs(asked.query)
+        try:
+            asked = urlsplit(self.path)
+            query = parse_qs(asked.query, max_num_fields=16)
+        except ValueError:
+            self._send(HTTPStatus.BAD_REQUEST, b"this is no address\n")
+            return
         if not self._may(query, public=asked.path in FILES and asked.path != "/"):
             self._send(HTTPStatus.FORBIDDEN, b"the token is missing or wrong: open the address that was printed\n")
         elif asked.path in FILES:
@@ -173,7 +177,10 @@ class Handler(BaseHTTPRequestHandler):
                 return True
             given = self.headers.get("Authorization", "").removeprefix("Bearer ") or query.get("token", [""])[0]
             return hmac.compare_digest(given.encode(), self.server.token.encode())
-        host = urlsplit(f"//{self.headers.get('Host', '')}").hostname  # another site's name may point here
+        try:
+            host = urlsplit(f"//{self.headers.get('Host', '')}").hostname  # another site's name may point here
+        except ValueError:
+            return False
         return host in LOOPBACK
 
     def _send(self, status: HTTPStatus, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
@@ -231,7 +238,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def _number(text: str, count: int) -> int:
-    return int(text) if text.isdecimal() and int(text) < count else 0
+    return int(text) if text.isdecimal() and len(text) < 10 and int(text) < count else 0
 
 
 def _json(value: dict[str, Any]) -> str:
@@ -239,12 +246,14 @@ def _json(value: dict[str, Any]) -> str:
     return json.dumps(_plain(value), default=str, allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if depth > MOST_DEPTH:  # no event of a run is; a line that is made to harm may be
+        return None
     if isinstance(value, dict):
-        return {str(key): _plain(one) for key, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+        return {str(key): _plain(one, depth + 1) for key, one in value.items()}
+    return [_plain(one, depth + 1) for one in value] if isinstance(value, list | tuple) else value
 
 
 def as_dict(event: Any) -> dict[str, Any]:

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import logging
+import reprlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from thinwire import events
-from thinwire.engine import endings
+from thinwire.engine import endings, headers
 from thinwire.engine.clock import REAL, Time
+from thinwire.engine.headers import is_understood
 from thinwire.engine.jury import Jury
 from thinwire.engine.ledger import Ledger
 from thinwire.engine.membership import Bereft, Decision, Lost, Membership, Stalled
-from thinwire.engine.outcome import Outcome, Policy, order_of
+from thinwire.engine.outcome import Outcome, Policy, Results, order_of
 from thinwire.engine.ports import WHOEVER, Commit, Exit, Header, Hub, Message, Workforce
 from thinwire.engine.stopping import Verdict
-from thinwire.errors import ConfigError
+from thinwire.errors import DataError
 
 TURN_S = 0.25
 """How often it looks around when nothing comes: each time takes a processor from somebody's step."""
+MOST_LOGGED = 8
 FAREWELL_S = 0.8
 """A worker's last word may be heard after its end is seen, when the run is ending."""
-_TOLD = events.RoundLanded, events.SettingChanged, events.Tried, events.HandedOver, events.Rejoined
-TOLD = {kind.kind: kind for kind in _TOLD}
 BEFORE_A_SEAT = ("join", "fetch")
 """What a worker may say without one."""
 _log = logging.getLogger("thinwire.engine")
@@ -59,8 +60,7 @@ class Coordinator:
         self._finished: set[int] = set()
         self._left: set[int] = set()
         self.ledger = Ledger(self._emit)
-        self._result: dict[tuple[int, int], dict[int, bytes]] = {}
-        self._whole: set[int] = set()
+        self._results = Results(self.outcome.results)
         self._lost_at: dict[int, float] = {}
         self._never: set[int] = set()
         self._gone: set[tuple[int, int]] = set()
@@ -101,14 +101,13 @@ class Coordinator:
     def _handle(self, message: Message) -> None:
         now = self._time.now()
         header, worker = message.header, message.sender
-        handler = getattr(self, "_on_" + str(header["t"]), None)
-        if handler is None:
-            self.outcome.refused += 1
+        if not is_understood(header):
+            self._refuse(worker, header)
             return
         seat = self.membership.seats.get(worker)
         if header["t"] not in BEFORE_A_SEAT and (seat is None or seat.attempt != header.get("a")):
             if header["t"] == "beat":  # a fenced or forgotten worker: it must not go on as if nothing had been
-                attempt = int(header.get("a", 0))
+                attempt = int(header["a"])
                 known, done = self.membership.attempts, (worker, attempt) in self.membership.retired
                 back = self._workforce.revives and attempt >= known.get(worker, attempt + 1) and not done
                 leave = {"t": "leave", "why": "this worker's place was given up", "done": done}
@@ -118,11 +117,18 @@ class Coordinator:
             seat.last_seen, seat.suspect_since = now, None
             if message.payload is not None:
                 self._hub.send(worker, seat.attempt, {"t": "pong"})
-        handler(worker, header, message.payload, now)
+        getattr(self, f"_on_{header['t']}")(worker, header, message.payload, now)
+
+    def _refuse(self, worker: int, header: Header) -> None:
+        """Counts what a worker must not say; the first times it is logged."""
+        self.outcome.refused += 1
+        if self.outcome.refused <= MOST_LOGGED:
+            _log.warning("the coordinator refused %s of worker %s", reprlib.repr(header), worker)
 
     def _on_join(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         if not 0 <= worker < self._policy.workers + self._policy.helpers:
-            raise ConfigError(f"worker {worker} came, and the run is to have {self._policy.workers}")
+            self._refuse(worker, header)
+            return
         if (worker, header["a"]) in self._gone:
             return  # its process ended while this was on the way
         if self._concluding_since is not None and worker in self.membership.unseen:
@@ -149,7 +155,11 @@ class Coordinator:
     def _on_fetch(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         """A worker that has yet to join wants a piece of its rows."""
         if self._serve is not None and 0 <= worker < self._policy.workers:
-            data, count = self._serve(worker, str(header["name"]), int(header["i"]))
+            try:
+                data, count = self._serve(worker, str(header["name"]), int(header["i"]))
+            except DataError:  # there is no such file
+                self._refuse(worker, header)
+                return
             answer = {"t": "piece", "i": int(header["i"]), "n": count}
             self._hub.send(worker, int(header["a"]), answer, memoryview(data))
 
@@ -180,7 +190,7 @@ class Coordinator:
         self.outcome.train_loss = self.ledger.epoch(worker, header)
 
     def _on_event(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
-        kind = TOLD.get(str(header["kind"]))
+        kind = headers.TOLD.get(str(header["kind"]))
         if kind is not None:
             self._emit(self.outcome.heed(kind(**header["fields"])))
 
@@ -190,17 +200,9 @@ class Coordinator:
         raise error
 
     def _on_result(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
-        part, chunk = int(header["part"]), int(header["chunk"])
-        pieces = self._result.setdefault((part, chunk), {})
-        if payload is not None and 0 <= part < self._policy.group_size:
-            pieces[int(header["i"])] = bytes(payload)
-        found = self.outcome.results.setdefault(part, {})
-        if len(pieces) == int(header["n"]):
-            found[chunk] = b"".join(pieces[i] for i in sorted(pieces))
-            del self._result[part, chunk]
-        if len(found) == int(header["chunks"]):
-            self._whole.add(part)
-        if len(self._whole) == self._policy.group_size:
+        if payload is None or header["part"] >= self._policy.group_size:
+            self._refuse(worker, header)
+        elif self._results.add(header, payload) == self._policy.group_size:
             self._broadcast({"t": "done"})
 
     def _on_apart(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:

@@ -30,9 +30,11 @@ class Ledger:
 
     def beat(self, worker: int, attempt: int, host: str, header: Header, now: float) -> None:
         """Books a heartbeat; once in a while it becomes an event."""
+        progress = header.get("progress") or {}
+        if not progress and worker in self._unsaid:  # a successor has yet to step: what was left unsaid is told now
+            self._tell(worker)
         self.last[worker] = {**header, "host": host}
         self._gone.pop((worker, attempt), None)
-        progress = header.get("progress") or {}
         if not progress:
             return
         self._gaps[worker] = max(self._gaps.get(worker, 0.0), float(progress["gap_s"]))

@@ -8,6 +8,7 @@ from typing import Any
 
 from thinwire import events
 from thinwire.engine.deadlines import Deadlines
+from thinwire.engine.ports import Header
 from thinwire.engine.stopping import EarlyStopping, Target
 
 
@@ -81,6 +82,27 @@ class Outcome:
             f". The last good checkpoint is {self.checkpoint}: resume from it with a smaller learning "
             "rate or gradient clipping."
         )
+
+
+class Results:
+    """The trained model as it comes in: parts of a replica, each in chunks, each chunk in pieces."""
+
+    def __init__(self, whole: dict[int, dict[int, bytes]]) -> None:
+        self._whole = whole
+        self._pieces: dict[tuple[int, int], dict[int, bytes]] = {}
+        self._parts: set[int] = set()
+
+    def add(self, header: Header, payload: memoryview) -> int:
+        """Takes a piece in; returns how many parts are whole."""
+        part, chunk = int(header["part"]), int(header["chunk"])
+        pieces, found = self._pieces.setdefault((part, chunk), {}), self._whole.setdefault(part, {})
+        pieces[int(header["i"])] = bytes(payload)
+        if len(pieces) == int(header["n"]):
+            found[chunk] = b"".join(pieces[i] for i in sorted(pieces))
+            del self._pieces[part, chunk]
+        if len(found) == int(header["chunks"]):
+            self._parts.add(part)
+        return len(self._parts)
 
 
 def order_of(checkpoint: str) -> list[int]:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from thinwire.errors import ProtocolError
+
 PIECE_BYTES = 4 << 20
+MOST_PIECES = 1 << 16
+"""A quarter of a terabyte."""
 
 
 def pieces(data: bytes) -> Iterator[tuple[int, int, memoryview]]:
@@ -27,6 +31,8 @@ class Parcel:
 
     def add(self, index: int, count: int, piece: memoryview) -> bytes | None:
         """The whole, with the last of its pieces."""
+        if not 0 <= index < count or count > MOST_PIECES:
+            raise ProtocolError(f"piece {index} of {count}; a whole has up to {MOST_PIECES} pieces, counted from 0")
         self._pieces[index] = bytes(piece)
         if len(self._pieces) < count:
             return None

@@ -19,6 +19,7 @@ from thinwire.errors import ProtocolError
 
 MAX_HEADER_BYTES = 1 << 20
 MAX_FRAME_BYTES = 64 << 20
+MOST_DIGITS = 18
 _ZERO_COPY_BYTES = 16 << 10
 _log = logging.getLogger("thinwire.wire")
 
@@ -220,7 +221,7 @@ class ZmqHub:
                 self.refused += 1
             else:
                 found.append(message)
-                self._connections[frames[0].get(zmq.SRCFD)] = (message.sender, int(message.header.get("a", 0)))
+                self._connections[frames[0].get(zmq.SRCFD)] = (message.sender, message.header.get("a", 0))
         self._notice()
         return found
 
@@ -268,9 +269,14 @@ def _parse(frames: list[Any], skip: int) -> Message | None:
         return None
     try:
         header = json.loads(bytes(body[0].buffer))
-        sender = int(frames[0].bytes.split(b".")[0]) if skip else COORDINATOR
     except (ValueError, RecursionError):
         return None
-    if not isinstance(header, dict) or not isinstance(header.get("t"), str):
+    if not isinstance(header, dict) or not isinstance(header.get("t"), str) or type(header.get("a", 0)) is not int:
         return None
+    sender = COORDINATOR
+    if skip:  # whose frames say so: digits only, since the coordinator's number is below zero
+        worker = frames[0].bytes.split(b".")[0]
+        if not worker.isdigit() or len(worker) > MOST_DIGITS:
+            return None
+        sender = int(worker)
     return Message(sender, header, body[1].buffer if len(body) == 2 else None)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter
 
 from thinwire.cluster.frames import decode_images
-from thinwire.errors import CheckpointError, ConfigError
+from thinwire.errors import CheckpointError, ConfigError, ThinwireError
 from thinwire.models import ZOO
 from thinwire.session import composed
 from thinwire.strategies import Strategy, name_of, strategy
@@ -62,6 +62,15 @@ def code_of(value: Any) -> Code:
 
 def made_of(code: Code, *, path: str, allow_pickle: bool) -> Any:
     """The object again. Pickled code is only run where the caller allows it."""
+    try:
+        return _made_of(code, path=path, allow_pickle=allow_pickle)
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        if isinstance(error, ThinwireError):
+            raise
+        raise _damaged(path, error) from error
+
+
+def _made_of(code: Code, *, path: str, allow_pickle: bool) -> Any:
     kind = code["kind"]
     if kind == "value":
         return code["value"]
@@ -112,18 +121,38 @@ def read_saved(path: str, instance: Any, reader: Any) -> Saved:
     """Reads what `write_saved` wrote, and sets the instance's parameters."""
     session = reader.sparkSession
     metadata = DefaultParamsReader.loadMetadata(path, _context(session))
-    if KEY not in metadata:
-        raise CheckpointError(f"{path!r} was not written by thinwire; name the folder that save() was given")
+    saved, size_bytes = held_in(metadata, path)
     instance._resetUid(metadata["uid"])
     DefaultParamsReader.getAndSetParams(instance, metadata)
-    held = metadata[KEY]
-    weights = b""
-    if held["size_bytes"]:
-        rows = session.read.parquet(f"{path}/{WEIGHTS}").orderBy("piece").collect()
-        weights = b"".join(bytes(row["data"]) for row in rows)
-        if len(weights) != held["size_bytes"]:
-            raise CheckpointError(f"{path!r} holds {len(weights)} bytes of weights where {held['size_bytes']} belong")
-    return Saved(held["more"], held["code"], weights)
+    if not size_bytes:
+        return saved
+    rows = session.read.parquet(f"{path}/{WEIGHTS}").orderBy("piece").collect()
+    weights = b"".join(bytes(row["data"]) for row in rows)
+    if len(weights) != size_bytes:
+        raise CheckpointError(f"{path!r} holds {len(weights)} bytes of weights where {size_bytes} belong")
+    return saved._replace(weights=weights)
+
+
+def held_in(metadata: Any, path: str) -> tuple[Saved, int]:
+    """What metadata say is stored beside the parameters, and how many bytes of weights there are."""
+    if not isinstance(metadata, dict) or KEY not in metadata:
+        raise CheckpointError(f"{path!r} was not written by thinwire; name the folder that save() was given")
+    try:
+        held, uid = metadata[KEY], metadata["uid"]
+        more, code, size_bytes = held["more"], held["code"], held["size_bytes"]
+    except (LookupError, TypeError) as error:
+        raise _damaged(path, error) from error
+    tables = isinstance(more, dict) and isinstance(code, dict) and all(isinstance(c, dict) for c in code.values())
+    if not tables or not isinstance(uid, str) or type(size_bytes) is not int or size_bytes < 0:
+        raise _damaged(path, ValueError(f"size_bytes = {size_bytes!r}, or what is held is no table"))
+    return Saved(more, code), size_bytes
+
+
+def _damaged(path: str, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"{path!r} is damaged ({error!r}); only unchanged output of thinwire can be read. Copy it again from where "
+        "it came."
+    )
 
 
 def _plain(instance: Any, leave_out: Collection[str]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import logging
 import queue
 import threading
 import time
@@ -18,12 +19,14 @@ from typing import Any
 
 from thinwire.engine.ports import COORDINATOR, Header, Message
 from thinwire.errors import ThinwireError, WorkerError
+from thinwire.exchange.member import REFUSED
 from thinwire.exchange.spark.link import SPARK, Letter, SparkWire, name_of
 from thinwire.exchange.spark.places import Places
 from thinwire.exchange.spark.sums import PATIENCE_S, Gathering, shuffled
 from thinwire.exchange.spark.tasks import Members, carry_mail
 from thinwire.rules.compression import codec
 
+_log = logging.getLogger("thinwire.spark")
 IDLE_S = 0.1
 WAIT_S, BRIEF_S = 0.25, 0.01
 """How long a visit waits for something to be said; and while a machine's agents wait for a mean."""
@@ -81,7 +84,7 @@ class Post:
         """Machines that a job is at."""
         self._pool = ThreadPoolExecutor(IN_FLIGHT, "spark-rounds", initializer=self._name_jobs)
         self._open = True
-        self.jobs = self.broadcasts = self.settled = 0
+        self.jobs = self.broadcasts = self.settled = self.refused = 0
         self._visitors: dict[str, threading.Thread] = {}
         self._thread = threading.Thread(target=self._look_around, name="spark-post", daemon=True)
         self._thread.start()
@@ -268,7 +271,11 @@ class Post:
                     self._bags[name].ack = int(number)
                     routes.append((name, int(to), inner, None if part is None else parts[int(part)]))
         for route in routes:
-            self._route(*route)
+            try:
+                self._route(*route)
+            except REFUSED as error:
+                self.refused += 1
+                _log.warning("a letter of %s was refused: %s", route[0], error)
 
     def _route(self, name: str, to: int, header: Header, payload: memoryview | None) -> None:
         worker = int(name.partition(".")[0])
@@ -301,6 +308,8 @@ class Post:
                     if other != worker:
                         self.put(name_of(other, attempt), SPARK, dict(news))
             found = self._rounds[key]
+            if found.fragment != fragment or found.codec.name != header["k"] or worker in found.weights:
+                raise ValueError(f"round {key} is of {found.fragment} in {found.codec.name}, and each gives once")
             found.weights[worker], found.notes[worker] = float(header["w"]), dict(header["n"])
             if payload is not None:
                 found.add(payload, float(header["w"]))
@@ -352,7 +361,10 @@ class SparkHub:
 
     def __init__(self, session: Any, wire: SparkWire, workers: int) -> None:
         self.post = Post(session, wire, workers)
-        self.refused = 0
+
+    @property
+    def refused(self) -> int:
+        return self.post.refused
 
     def send(self, worker: int, attempt: int, header: Header, payload: memoryview | None = None) -> None:
         if header["t"] == "commit":
