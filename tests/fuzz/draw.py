@@ -6,7 +6,6 @@ bytes as they are have targets of their own.
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -81,7 +80,7 @@ class Draw:
 
     def changed(self, true: Any) -> Any:
         """A copy of something true in which some values are others, are not there, or stand elsewhere."""
-        found = copy.deepcopy(true)
+        found = _copied(true)
         for _ in range(self.byte() % 4):
             places = list(_places(found))
             holder, key = places[self.byte() % len(places)]
@@ -91,7 +90,7 @@ class Draw:
             elif act == 1:
                 other, name = places[self.byte() % len(places)]
                 if key in holder if isinstance(holder, dict) else key < len(holder):
-                    holder[key] = copy.deepcopy(other[name])
+                    holder[key] = _copied(other[name])
             elif act == 2 and isinstance(holder, dict):
                 holder[str(self.pick(WORDS))] = self.value()
             else:
@@ -111,6 +110,13 @@ def _places(value: Any) -> Any:
             yield holder, key
             if isinstance(inner, (dict, list)):
                 waiting.append(inner)
+
+
+def _copied(value: Any) -> Any:
+    """Nested tables and lists anew; whatever else is in them is not changed, and is the same."""
+    if isinstance(value, dict):
+        return {key: _copied(inner) for key, inner in value.items()}
+    return [_copied(inner) for inner in value] if isinstance(value, list) else value
 
 
 def as_sent(value: Any) -> Any:

@@ -88,11 +88,8 @@ def _told(events: list[dict[str, Any]]) -> None:
     story, reader = Story(), Reader()
     for event in events:
         story.feed(event)
-        for detail in (True, False):
-            news = reader.news(story, detail=detail)
-            if news is not None:
-                f"data: {_json({'run': 0, **news})}\n\n".encode()
-    _json({"all": Reader().news(story)})
+        reader.news(story, detail=False)
+    f"data: {_json({'run': 0, 'all': Reader().news(story), 'new': reader.news(story)})}\n\n".encode()
     exposition([("run", story, threading.Lock(), 0.0)]).encode()
 
 

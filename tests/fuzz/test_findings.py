@@ -140,6 +140,13 @@ def test_a_heartbeat_that_does_not_add_up_is_not_understood(change: dict[str, An
     assert not is_understood(SAID[0] | change)
 
 
+@pytest.mark.parametrize(
+    ("name", "known"), [("000001-step-96", True), ("000002-final", True), ("../x", False), ("1" * 5000, False)]
+)
+def test_only_checkpoints_that_are_named_as_workers_name_them_are_understood(name: str, known: bool) -> None:
+    assert is_understood(SAID[3] | {"name": name}) is known
+
+
 @pytest.mark.parametrize("fields", [{}, {"round": "one"}, {"unknown": 1}])
 def test_an_event_with_other_fields_than_it_has_is_not_understood(fields: dict[str, Any]) -> None:
     assert not is_understood(SAID[5] | {"fields": SAID[5]["fields"] | fields if fields else {}})

@@ -18,7 +18,7 @@ from thinwire.strategies import Setting
 
 Check = Callable[[Any], bool]
 _MOST = 2**63
-_SAVE = re.compile(r"[0-9]{1,18}-step-[0-9]{1,18}")
+_SAVE = re.compile(r"[0-9]{1,18}-(final|step-[0-9]{1,18})")
 _TOLD = events.RoundLanded, events.SettingChanged, events.Tried, events.HandedOver, events.Rejoined
 TOLD = {kind.kind: kind for kind in _TOLD}
 """Events that workers tell of."""
