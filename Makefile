@@ -6,7 +6,11 @@ STAMP := $(VENV)/.installed
 # Processes that tests are dealt out to; 0 runs them in one, which those that watch the clock like best.
 LANES ?= 0
 
-.PHONY: demo test lint types layers tests browser docs matrix spark35 release-check format clean
+# What `make fuzz` runs: one target or all, with so many inputs each.
+TARGET ?=
+INPUTS ?= 1000000
+
+.PHONY: demo test lint types layers tests browser docs fuzz matrix spark35 release-check format clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/spark_digits.py
@@ -51,6 +55,11 @@ release-check: $(STAMP)
 	.release/bin/pip install --quiet --upgrade pip -c constraints.txt
 	.release/bin/pip install --quiet -c constraints.txt "$$(ls dist/*.whl)[spark]" pytest pytest-timeout hypothesis
 	.release/bin/python .ci/installed.py "$$(mktemp -d)"
+
+# Coverage-guided, by atheris; appends to benchmarks/results/fuzz.json.
+fuzz: $(STAMP)
+	$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/pip install --quiet -c constraints.txt -e '.[fuzz]'
+	$(BIN)/python -m tests.fuzz.run $(TARGET) --inputs $(INPUTS) --record
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -118,6 +119,7 @@ MOST_BYTES = 1 << 20
 """Of a recipe file; ours have less than two thousand."""
 SHIPPED = ("autoencoder", "cifar10", "dbm", "dbn", "digits", "mnist", "rbm", "shakespeare")
 """The recipes that a wheel holds; pyproject.toml lists their files."""
+_hints = functools.cache(get_type_hints)
 
 
 def load(path: str, changes: Sequence[str] = ()) -> Recipe:
@@ -128,7 +130,7 @@ def load(path: str, changes: Sequence[str] = ()) -> Recipe:
     try:
         with open(path if os.path.isfile(path) else _shipped(path), "rb") as file:
             values = tomllib.load(file)
-    except (ValueError, RecursionError) as error:  # TOML's own errors are of the first kind
+    except (ValueError, RecursionError) as error:  # TOML's own, and of bytes that are no UTF-8
         raise ConfigError(f"recipe {path!r} is not valid TOML: {error}") from error
     for change in changes:
         apply(values, change)
@@ -176,13 +178,13 @@ def apply(values: dict[str, Any], change: str) -> None:
 def _value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 
 def parse(values: Mapping[str, Any]) -> Recipe:
     """A recipe from plain values; every key that is not understood is refused with its path and the nearest."""
-    hints = get_type_hints(Recipe)
+    hints = _hints(Recipe)
     sections: dict[str, Any] = {}
     for name, content in values.items():
         if name not in hints:
@@ -196,7 +198,7 @@ def parse(values: Mapping[str, Any]) -> Recipe:
 
 
 def _section(kind: Any, path: str, values: Mapping[str, Any]) -> Any:
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     for key, value in values.items():
         if key not in hints:
             raise ConfigError(f"{path}.{key} is not known. {nearest(key, hints)}")
@@ -222,7 +224,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 def sections() -> dict[str, list[str]]:
     """The keys of every section, for help texts."""
-    hints = get_type_hints(Recipe)
+    hints = _hints(Recipe)
     return {
         name: [f.name for f in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else ["name", "…its knobs"]
         for name, kind in hints.items()

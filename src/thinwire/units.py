@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 
@@ -18,7 +19,7 @@ def quantity(name: str, text: str, units: Mapping[str, float]) -> float:
     1610612736.0
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", text.strip().lower())
-    if found is None or found[2] not in units or not float(found[1]):
+    if found is None or found[2] not in units or not 0 < float(found[1]) * units[found[2]] < math.inf:
         raise ConfigError(f"{name} {text!r} is not understood; write a number above 0 and one of {', '.join(units)}")
     return float(found[1]) * units[found[2]]
 

@@ -25,7 +25,7 @@ from thinwire.data.feeds import Server
 from thinwire.data.split import ShardFiles
 from thinwire.engine.coordinator import Coordinator
 from thinwire.engine.deadlines import Deadlines
-from thinwire.engine.forms import FORMS, MOST_PIECES, fits
+from thinwire.engine.headers import FORMS, MOST_PIECES, is_understood
 from thinwire.engine.outcome import Policy
 from thinwire.engine.ports import Message
 from thinwire.errors import CheckpointError, ConfigError, DataError, ProtocolError
@@ -44,10 +44,13 @@ TRUE: dict[str, dict[str, Any]] = {
     "prepared": {"g": 1, "landed": 0, "since": 0, "fresh": True, "digest": "d", "more": None},
     "evaluated": {"p": 1, "rows": 8, "steps": 1, "done": 8, "sums": {"val_loss": 1.0}, "weights": {"val_loss": 1.0}},
     "caught": {"published": 0},
-    "saved": {"name": "000001-step-4", "steps": 4, "parts": [{"name": "joint"}]},
+    "saved": {"name": "000001-step-4", "steps": 4, "parts": [{"name": "joint", "size_bytes": 8, "digest": "0f"}]},
     "finished": {},
     "epoch": {"epoch": 0, "rows": 8, "loss": 0.5},
-    "event": {"kind": "rejoined", "fields": {"worker": 0}},
+    "event": {
+        "kind": "rejoined",
+        "fields": {"worker": 0, "attempt": 0, "generation": 1, "landed": 3, "digest": "d"},
+    },
     "failed": {"kind": "ValueError", "error": "x", "traceback": "y"},
     "result": {"part": 0, "chunk": 0, "chunks": 1, "i": 0, "n": 1},
     "apart": {"n": 1},
@@ -112,12 +115,12 @@ def test_the_forms_are_those_of_true_messages_and_of_no_others() -> None:
     assert set(FORMS) == set(TRUE) == {name[4:] for name in vars(Coordinator) if name.startswith("_on_")}
     for kind, fields in TRUE.items():
         header = {"t": kind, "a": 0, **fields}
-        assert fits(header), kind
+        assert is_understood(header), kind
         for name in ("a", *fields):
             optional = (kind, name) in {("join", n) for n in ("host", "pid", "rows", "meets")} | {
                 ("beat", n) for n in ("received", "refused", "waiting", "progress")
             } | {("prepared", "more"), ("epoch", "loss"), ("failed", "kind")}  # fmt: skip
-            assert fits({key: value for key, value in header.items() if key != name}) == optional, (kind, name)
+            assert is_understood({key: value for key, value in header.items() if key != name}) == optional, (kind, name)
 
 
 class Liar(Script):
@@ -130,7 +133,7 @@ class Liar(Script):
             for name in ("a", *fields):
                 for value in NONSENSE:
                     header = {"t": kind, "a": 0, **fields, name: value}
-                    if not fits(header):
+                    if not is_understood(header):
                         self.lies += 1
                         self.inbox.append(Message(0, header, memoryview(b"x")))
         for header in ({"t": "gift", "a": 0}, {"t": "event", "a": 0, "kind": "rejoined", "fields": {"no": 1}}):
@@ -159,7 +162,7 @@ def test_a_worker_that_says_nonsense_is_refused_message_by_message_and_the_run_c
     ids=str,
 )
 def test_a_result_of_more_pieces_than_can_be_is_refused(changes: dict[str, int]) -> None:
-    assert not fits({"t": "result", "a": 0, **TRUE["result"], **changes})
+    assert not is_understood({"t": "result", "a": 0, **TRUE["result"], **changes})
 
 
 @pytest.mark.parametrize(
@@ -285,7 +288,7 @@ def test_a_part_as_long_as_its_manifest_does_not_say_is_not_read(tmp_path: Path)
 def test_an_archive_that_unpacks_without_end_is_read_to_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(builtin, "MOST_UNPACKED_BYTES", 1 << 20)
+    monkeypatch.setattr(builtin, "MOST_BYTES", 1 << 20)
     with gzip.open(tmp_path / "train-images-idx3-ubyte.gz", "wb", compresslevel=9) as file:
         file.write(struct.pack(">4I", 0x803, 3, 1024, 1024))
         for _ in range(3):

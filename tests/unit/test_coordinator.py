@@ -15,6 +15,7 @@ from thinwire.engine.outcome import Policy
 from thinwire.engine.ports import Exit, Message
 from thinwire.errors import LostWorkersError, ProtocolError
 
+PART = {"name": "joint", "size_bytes": 1, "digest": "0" * 64}
 PROGRESS = {"rows": 8, "steps": 1, "busy": 1.0, "gap_s": 0.0, "position": [1, 0]}
 
 
@@ -56,7 +57,7 @@ class Script:
             state = {"landed": 0, "digest": "d", "fresh": True, "since": 0}
             self.inbox.append(self._said("prepared", g=header["g"], **state))
         elif kind == "commit":
-            self.inbox += [self._said("saved", name=name, steps=8, parts=[{"name": "joint"}]) for name in self.saves]
+            self.inbox += [self._said("saved", name=name, steps=8, parts=[PART]) for name in self.saves]
             self.later = [self._said("finished")]
         elif kind == "conclude":
             self.ended_at = self.moment

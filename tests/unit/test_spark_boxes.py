@@ -17,6 +17,7 @@ from thinwire.exchange.spark.box import boxes, machine, path_of
 from thinwire.exchange.spark.link import SPARK, Offer, SparkLink, SparkWire
 from thinwire.exchange.spark.sheet import Sheet
 from thinwire.exchange.spark.tasks import Members, carry_mail, read_parts, sum_parts
+from thinwire.rules.compression import codec
 
 NOBODY = Members(0, {})
 LONG = 40_000
@@ -58,14 +59,14 @@ def visit(
     return header["boxes"], found
 
 
-def launched(key: str, weight: float, generation: int = 3, codec: str = "float32") -> dict[str, Any]:
+def launched(key: str, weight: float, generation: int = 3, packing: str = "float32") -> dict[str, Any]:
     return {
         "t": "launched",
         "g": generation,
         "a": 1,
         "r": key,
         "s": [0, LONG],
-        "k": codec,
+        "k": packing,
         "c": 0,
         "w": weight,
         "n": {},
@@ -110,12 +111,13 @@ def test_contributions_of_one_machine_come_back_added_up(wire: SparkWire, links:
 
 def test_packed_contributions_and_those_of_other_rounds_stay_apart(wire: SparkWire, links: list[SparkLink]) -> None:
     values = np.ones(LONG, np.float32)
-    links[0].send(COORDINATOR, launched("train:4", 1.0, codec="int8"), memoryview(b"packed"))
-    links[1].send(COORDINATOR, launched("train:4", 1.0, codec="int8"), memoryview(b"other"))
+    packed = memoryview(bytes(codec("int8").size_bytes(LONG)))
+    links[0].send(COORDINATOR, launched("train:4", 1.0, packing="int8"), packed)
+    links[1].send(COORDINATOR, launched("train:4", 1.0, packing="int8"), packed)
     links[0].send(COORDINATOR, launched("train:5", 1.0), values.data)
     links[1].send(COORDINATOR, launched("train:6", 1.0), values.data)
     told, frames = visit(wire)
-    assert [len(frame) for frame in frames] == [6, 4 * LONG, 5, 4 * LONG]
+    assert [len(frame) for frame in frames] == [packed.nbytes, 4 * LONG, packed.nbytes, 4 * LONG]
     assert [letter[3] for name in ("0.1", "1.7") for letter in told[name]["letters"]] == [0, 1, 2, 3]
 
 

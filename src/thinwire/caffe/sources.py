@@ -120,15 +120,17 @@ def decoded(value: bytes) -> tuple[np.ndarray[Any, Any], int]:
 def _picture(data: bytes) -> np.ndarray[Any, Any]:
     """A JPEG or PNG as Caffe sees it: channels first, blue before green before red."""
     try:
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image
     except ImportError as error:
         raise DataError("this Datum is a JPEG or PNG; install Pillow to read it") from error
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with Image.open(io.BytesIO(data), formats=("JPEG", "PNG")) as image:
             if image.width * image.height > MAX_DATUM // 3:
                 raise DataError(f"a picture of {image.width} × {image.height} is too large")
             pixels = np.asarray(image if image.mode == "L" else image.convert("RGB"))
-    except (UnidentifiedImageError, OSError, ValueError) as error:
+    except DataError:
+        raise
+    except Exception as error:  # each of Pillow's many readers has errors of its own
         raise DataError(f"this Datum says that it is a picture, and cannot be read as one: {error}") from error
     return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels[:, :, ::-1].transpose(2, 0, 1))
 

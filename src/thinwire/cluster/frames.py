@@ -124,8 +124,16 @@ def _stacked(name: str, images: Any) -> Any:
 
 
 def _decoded(image: dict[str, Any]) -> np.ndarray[Any, Any]:
-    height, width, channels = int(image["height"]), int(image["width"]), int(image["nChannels"])
-    pixels = np.frombuffer(image["data"], np.uint8).reshape(height, width, channels)
+    try:
+        height, width, channels = int(image["height"]), int(image["width"]), int(image["nChannels"])
+        if min(height, width, channels) < 1:
+            raise ValueError(f"{height} × {width} of {channels} channels")
+        pixels = np.frombuffer(image["data"], np.uint8).reshape(height, width, channels)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise DataError(
+            f"an image cannot be decoded ({error}); Spark's image schema is needed, with a byte for each pixel and "
+            "channel. Drop rows that could not be read (dropInvalid), or give a transform."
+        ) from error
     if channels >= 3:  # stored as blue, green, red
         pixels = np.concatenate([pixels[..., 2::-1], pixels[..., 3:]], axis=-1)
     return np.ascontiguousarray(pixels.transpose(2, 0, 1)).astype(np.float32) / 255.0

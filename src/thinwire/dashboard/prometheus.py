@@ -70,4 +70,4 @@ def _samples(title: str, story: Story, quiet_s: float) -> Iterable[tuple[str, st
 
 
 def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return text.encode("utf-8", "replace").decode().replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

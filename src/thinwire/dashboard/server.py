@@ -26,7 +26,7 @@ from thinwire.dashboard.story import Reader, Story
 from thinwire.errors import ConfigError
 
 NEWS_S, PING_S, POLL_S, DRAIN_S = 0.5, 5.0, 0.5, 3.0
-MOST_STREAMS = 32
+MOST_STREAMS, MOST_DEPTH = 32, 32
 MOST_CONNECTIONS = 256
 """At once, streams among them: each is a thread here, beside the run."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -169,7 +169,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         try:
             asked = urlsplit(self.path)
-            query = parse_qs(asked.query)
+            query = parse_qs(asked.query, max_num_fields=16)
             allowed = self._may(query, public=asked.path in FILES and asked.path != "/")
             elsewhere = self._is_from_elsewhere()
         except ValueError:  # an address, or a name of a host, that is none
@@ -213,7 +213,10 @@ class Handler(BaseHTTPRequestHandler):
                 return True
             given = self.headers.get("Authorization", "").removeprefix("Bearer ") or query.get("token", [""])[0]
             return hmac.compare_digest(given.encode(), self.server.token.encode())
-        host = urlsplit(f"//{self.headers.get('Host', '')}").hostname  # another site's name may point here
+        try:
+            host = urlsplit(f"//{self.headers.get('Host', '')}").hostname  # another site's name may point here
+        except ValueError:
+            return False
         return host in LOOPBACK
 
     def _is_from_elsewhere(self) -> bool:
@@ -285,7 +288,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def _number(text: str, count: int) -> int:
-    return int(text) if text.isdecimal() and len(text) < 9 and int(text) < count else 0
+    return int(text) if text.isdecimal() and len(text) < 10 and int(text) < count else 0
 
 
 def _json(value: dict[str, Any]) -> str:
@@ -293,12 +296,14 @@ def _json(value: dict[str, Any]) -> str:
     return json.dumps(_plain(value), default=str, allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if depth > MOST_DEPTH:  # no event of a run is; a line that is made to harm may be
+        return None
     if isinstance(value, dict):
-        return {str(key): _plain(one) for key, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+        return {str(key): _plain(one, depth + 1) for key, one in value.items()}
+    return [_plain(one, depth + 1) for one in value] if isinstance(value, list | tuple) else value
 
 
 def as_dict(event: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from thinwire.dashboard.series import Mark, Series
 TICK_S = 1.0
 MOST_MARKS, MOST_DEATHS = 200, 1000
 RARE = ("lost", "failed", "reborn", "resumed", "hurts", "ended")
-LANE_POINTS = 360
+LANE_POINTS, MOST_COUNT = 360, 1 << 63
 FRESH = 0.2
 """Weight of the newest round in what a fragment's staleness and period are said to be."""
 
@@ -152,7 +152,7 @@ class Story:
     def _on_progressed(self, event: dict[str, Any], now: float) -> None:
         row = self._row(event, now)
         row.attempt = int(event.get("attempt", row.attempt))
-        rows, steps = int(event["rows"]), int(event["steps"])
+        rows, steps = _count(event["rows"]), _count(event["steps"])
         more = {"rows": max(0.0, rows - row.rows)}
         more["sent"] = row.grow("sent", float(event.get("bytes_sent", 0)))
         more["received"] = row.grow("received", float(event.get("bytes_received", 0)))
@@ -250,6 +250,14 @@ class Story:
             "workers": float(sum(row.state == "stepping" for row in self.workers.values())),
         }
         self.series["total"].add(now, *self._sums.values())
+
+
+def _count(value: Any) -> int:
+    """A counter; one that no run comes to is another's, and has no place in a sum."""
+    found = int(value)
+    if not 0 <= found < MOST_COUNT:
+        raise ValueError(f"{found} is no count")
+    return found
 
 
 class Reader:

@@ -14,6 +14,7 @@ import io
 import math
 import os
 import struct
+import zlib
 from collections.abc import Callable
 from importlib import resources
 from typing import Any
@@ -29,8 +30,8 @@ Array = np.ndarray[Any, Any]
 _IDX_PREFIX = {"train": "train", "test": "t10k"}
 _CIFAR_ROW = 1 + 3 * 32 * 32
 TEXT_LENGTH = 64
-MOST_UNPACKED_BYTES = 1 << 30
-"""Of a packed file; MNIST's images are 47 MB, and a few KB may be packed zeros without end."""
+MOST_BYTES = 4 << 30
+"""Of a packed file; the largest of these sets has a hundredth."""
 _HOW_TO_GET = "Download and unpack the files from the set's home page, and name their folder."
 
 
@@ -112,17 +113,21 @@ def _read_idx(path: str, num_dims: int) -> Array:
         raw: Array
         if path.endswith(".gz"):
             with gzip.open(path) as file:
-                raw = np.frombuffer(file.read(MOST_UNPACKED_BYTES), np.uint8)
+                head = file.read(header)  # tells how much there is: what is packed may be much more than it looks
+                size = math.prod(struct.unpack(f">{num_dims + 1}I", head)[1:])
+                raw = np.frombuffer(head + file.read(min(size, MOST_BYTES) + 1), np.uint8)
         else:
             raw = np.memmap(path, np.uint8, "r")
         magic, *shape = struct.unpack(f">{num_dims + 1}I", raw[:header].tobytes())
-    except (OSError, EOFError, ValueError, struct.error) as error:
+    except (OSError, EOFError, ValueError, struct.error, zlib.error) as error:
         raise DataError(f"{path!r} cannot be read ({error}); a whole idx file is needed. {_HOW_TO_GET}") from error
     if magic != 0x800 + num_dims or len(raw) != header + math.prod(shape):
         raise DataError(
             f"{path!r} is damaged: type {magic:#x}, shape {tuple(shape)}, {len(raw)} bytes; an idx file of "
             f"bytes in {num_dims} dimensions is needed. {_HOW_TO_GET}"
         )
+    if 0 in shape:
+        raise DataError(f"{path!r} has shape {tuple(shape)}: it is empty. {_HOW_TO_GET}")
     return raw[header:].reshape(shape)
 
 

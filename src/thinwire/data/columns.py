@@ -16,6 +16,15 @@ from thinwire.errors import DataError
 _BOOL = {b"thinwire.dtype": b"bool"}
 
 
+UNREADABLE = (pa.ArrowException, ArithmeticError, LookupError, MemoryError, OSError, TypeError, ValueError)
+"""What Arrow raises over a file that is damaged, or is made to harm."""
+
+
+def reason(error: BaseException) -> str:
+    """The first line of what Arrow says, and it says much."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+
+
 class RaggedError(Exception):
     """Lists of different lengths; `row` is the first whose length is not that of row 0."""
 

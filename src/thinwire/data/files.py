@@ -13,7 +13,7 @@ import fsspec.implementations.local
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from thinwire.data.columns import refuse_other_schema
+from thinwire.data.columns import UNREADABLE, reason, refuse_other_schema
 from thinwire.errors import DataError
 
 _PARQUET = (".parquet", ".pq")
@@ -119,23 +119,30 @@ def _opened(filesystem: Any, path: str) -> Iterator[Any]:
                 yield pa.ipc.open_file(file)
             else:
                 yield pq.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False)
-    except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
+    except DataError:
+        raise
+    except UNREADABLE as error:
         raise DataError(
-            f"{path!r} cannot be read ({reason}); a whole Parquet or Arrow file is needed. Write it again."
+            f"{path!r} cannot be read ({reason(error)}); a whole Parquet or Arrow file is needed. Write it again."
         ) from error
 
 
 def _measure(file: Any) -> tuple[Any, int]:
     if isinstance(file, pq.ParquetFile):
-        return file.schema_arrow.remove_metadata(), file.metadata.num_rows
-    rows = sum(file.get_batch(i).num_rows for i in range(file.num_record_batches))
-    return file.schema.remove_metadata(), rows
+        schema, rows = file.schema_arrow.remove_metadata(), file.metadata.num_rows
+    else:
+        schema = file.schema.remove_metadata()
+        rows = sum(file.get_batch(i).num_rows for i in range(file.num_record_batches))
+    refuse_other_schema(schema, schema, "")  # names that are no text are found here
+    return schema, rows
 
 
 def _read(file: Any, columns: list[str]) -> Iterator[Any]:
     if not isinstance(file, pq.ParquetFile):
-        yield from (file.get_batch(i).select(columns) for i in range(file.num_record_batches))
+        for index in range(file.num_record_batches):
+            batch = file.get_batch(index).select(columns)
+            batch.validate(full=True)  # offsets that point elsewhere would be followed
+            yield batch
         return
     groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
     row_bytes = sum(group.total_byte_size for group in groups) // max(file.metadata.num_rows, 1)

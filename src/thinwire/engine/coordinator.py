@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
+import reprlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from thinwire import events
-from thinwire.engine import endings
+from thinwire.engine import endings, headers
 from thinwire.engine.clock import REAL, Time
-from thinwire.engine.forms import fits
 from thinwire.engine.greeting import check_hello
 from thinwire.engine.harvest import Harvest
+from thinwire.engine.headers import is_understood
 from thinwire.engine.jury import Jury
 from thinwire.engine.ledger import Ledger
 from thinwire.engine.membership import Bereft, Decision, Lost, Membership, Stalled
@@ -20,15 +21,13 @@ from thinwire.engine.outcome import Outcome, Policy
 from thinwire.engine.ports import WHOEVER, Commit, Exit, Header, Hub, Message, Workforce
 from thinwire.engine.saves import Saves
 from thinwire.engine.stopping import Verdict
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, DataError
 
 TURN_S = 0.25
 """How often it looks around when nothing comes: each time takes a processor from somebody's step."""
-LAST_VERDICTS = 8
+LAST_VERDICTS, MOST_LOGGED = 8, 8
 FAREWELL_S = 0.8
 """A worker's last word may be heard after its end is seen, when the run is ending."""
-_TOLD = events.RoundLanded, events.SettingChanged, events.Tried, events.HandedOver, events.Rejoined
-TOLD = {kind.kind: kind for kind in _TOLD}
 BEFORE_A_SEAT = ("join", "fetch")
 """What a worker may say without one."""
 _log = logging.getLogger("thinwire.engine")
@@ -107,10 +106,9 @@ class Coordinator:
 
     def _handle(self, message: Message) -> None:
         now, header, worker = self._time.now(), message.header, message.sender
-        if not fits(header):
-            self.outcome.refused += 1
+        if not is_understood(header):
+            self._refuse(worker, header)
             return
-        handler = getattr(self, "_on_" + str(header["t"]))
         seat = self.membership.seats.get(worker)
         if header["t"] not in BEFORE_A_SEAT and (seat is None or seat.attempt != header.get("a")):
             if header["t"] == "beat":  # a fenced or forgotten worker: it must not go on as if nothing had been
@@ -121,7 +119,13 @@ class Coordinator:
             seat.last_seen, seat.suspect_since = now, None
             if message.payload is not None:
                 self._hub.send(worker, seat.attempt, {"t": "pong"})
-        handler(worker, header, message.payload, now)
+        getattr(self, f"_on_{header['t']}")(worker, header, message.payload, now)
+
+    def _refuse(self, worker: int, header: Header) -> None:
+        """Counts what a worker must not say; the first times it is logged."""
+        self.outcome.refused += 1
+        if self.outcome.refused <= MOST_LOGGED:
+            _log.warning("the coordinator refused %s of worker %s", reprlib.repr(header), worker)
 
     def _on_join(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         if not 0 <= worker < self._policy.workers + self._policy.helpers:
@@ -142,21 +146,17 @@ class Coordinator:
             self._jury.excused.pop(worker, None)
             if header.get("rows") == 0 and worker < self._policy.workers:
                 _log.warning("worker %s on %s has no rows to train on: its partition is empty", worker, seat.host)
-            self._emit(
-                events.WorkerJoined(
-                    worker=worker,
-                    attempt=seat.attempt,
-                    host=seat.host,
-                    pid=seat.pid,
-                    rows=self.membership.rows[worker],
-                    again=self._lost_at.pop(worker, None) is not None,
-                )
-            )
+            again = self._lost_at.pop(worker, None) is not None
+            self.ledger.joined(seat, self.membership.rows[worker], again=again)
 
     def _on_fetch(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         """A worker that has yet to join wants a piece of its rows."""
         if self._serve is not None and 0 <= worker < self._policy.workers:
-            data, count = self._serve(worker, str(header["name"]), int(header["i"]))
+            try:
+                data, count = self._serve(worker, str(header["name"]), int(header["i"]))
+            except DataError:  # there is no such file
+                self._refuse(worker, header)
+                return
             answer = {"t": "piece", "name": header["name"], "i": header["i"], "n": count}
             self._hub.send(worker, header["a"], answer, memoryview(data))
 
@@ -187,10 +187,9 @@ class Coordinator:
         self.outcome.train_loss = self.ledger.epoch(worker, header)
 
     def _on_event(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
-        kind = TOLD.get(str(header["kind"]))
-        event = None if kind is None else events.made(kind, header["fields"])
-        if event is not None:
-            self._emit(self.outcome.heed(event))
+        kind = headers.TOLD.get(str(header["kind"]))
+        if kind is not None:
+            self._emit(self.outcome.heed(kind(**header["fields"])))
 
     def _on_failed(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         event, error = endings.failure(self.membership.seats[worker], header, self.outcome)
@@ -199,7 +198,7 @@ class Coordinator:
 
     def _on_result(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         if payload is None or header["part"] >= self._policy.group_size:
-            self.outcome.refused += 1
+            self._refuse(worker, header)
         elif self._harvest.take(header, payload):
             self.outcome.results = self._harvest.results
             self._broadcast({"t": "done"})

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from thinwire.engine.schedule import Cut, Cuts
+from thinwire.errors import CheckpointError
 from thinwire.parameters import Fragment
 from thinwire.strategies import Measured, Setting, Strategy
 
@@ -148,8 +149,24 @@ class JointState:
 
     def load(self, tree: dict[str, Any]) -> None:
         """Takes a tree's values over; the tree keeps its own, which the main thread has yet to read."""
-        with self.lock:
-            fresh = [v.to(torch.float32, copy=True) if isinstance(v, Tensor) else v for v in tree["state"]]
-            self.state = type(self.state)(*fresh)
-            self.landed, self.version = int(tree["landed"]), int(tree.get("version", 0))
-            self.cuts = Cuts.from_json(tree["cuts"])
+        fresh = [v.to(torch.float32, copy=True) if isinstance(v, Tensor) else v for v in tree["state"]]
+        landed, version, cuts = int(tree["landed"]), int(tree.get("version", 0)), Cuts.from_json(tree["cuts"])
+        with self.lock:  # all of it or nothing
+            if not self._fits(fresh) or cuts.newest.size != self.size:
+                raise CheckpointError(
+                    f"a joint state does not fit this model of {self.size} parameters and its strategy; that of the "
+                    "same model and strategy does. Give all workers, and the run that goes on, the same recipe."
+                )
+            self.state, self.landed, self.version, self.cuts = type(self.state)(*fresh), landed, version, cuts
+
+    def _fits(self, fresh: list[Any]) -> bool:
+        """Whether a state's values are what the strategy keeps, tensors of the same lengths where it keeps tensors."""
+        if not isinstance(self.state, tuple) or len(fresh) != len(self.state):
+            return False
+        for own, new in zip(self.state, fresh, strict=True):
+            shape = own.shape if isinstance(own, Tensor) else None
+            if (new.shape if isinstance(new, Tensor) else None) != shape:
+                return False
+            if shape is None and not isinstance(new, bool | int | float | type(None)):
+                return False
+        return True

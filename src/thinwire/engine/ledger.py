@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from thinwire import events
-from thinwire.engine.membership import Stalled
+from thinwire.engine.membership import Seat, Stalled
 from thinwire.engine.outcome import Outcome
 from thinwire.engine.ports import Header
 
@@ -28,11 +28,21 @@ class Ledger:
         self._gone: dict[tuple[int, int], int] = {}
         """Bytes that attempts had sent when they were lost; one that is heard again tells of them itself."""
 
+    def joined(self, seat: Seat, rows: int, *, again: bool) -> None:
+        """Tells of a worker that has come, with so many rows; perhaps in the place of one that was lost."""
+        self._emit(
+            events.WorkerJoined(
+                worker=seat.worker, attempt=seat.attempt, host=seat.host, pid=seat.pid, rows=rows, again=again
+            )
+        )
+
     def beat(self, worker: int, attempt: int, host: str, header: Header, now: float) -> None:
         """Books a heartbeat; once in a while it becomes an event."""
+        progress = header.get("progress") or {}
+        if not progress and worker in self._unsaid:  # a successor has yet to step: what was left unsaid is told now
+            self._tell(worker)
         self.last[worker] = {**header, "host": host}
         self._gone.pop((worker, attempt), None)
-        progress = header.get("progress") or {}
         if not progress:
             return
         self._gaps[worker] = max(self._gaps.get(worker, 0.0), float(progress["gap_s"]))

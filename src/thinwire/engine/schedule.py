@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
+from thinwire.engine.headers import is_setting
+from thinwire.errors import CheckpointError
 from thinwire.parameters import GRAIN, Fragment, fragments
 from thinwire.strategies import Setting
 
@@ -71,7 +73,9 @@ class Cuts:
 
     @classmethod
     def from_json(cls, data: list[dict[str, Any]]) -> Cuts:
-        read = [Cut(d["size"], Setting(**d["setting"]), d["since"], d["cycles"]) for d in data]
+        if not data or not all(is_setting(d["setting"]) for d in data):
+            raise CheckpointError("the settings of a joint state are damaged; go on from another checkpoint")
+        read = [Cut(int(d["size"]), Setting(**d["setting"]), int(d["since"]), int(d["cycles"])) for d in data]
         cuts = cls(read[0])
         cuts._cuts = read
         return cuts

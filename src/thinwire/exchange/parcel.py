@@ -26,7 +26,7 @@ class Parcel:
     [b'abc']
     """
 
-    def __init__(self, name: int) -> None:
+    def __init__(self, name: int = 0) -> None:
         self.name = name
         self._pieces: dict[int, bytes] = {}
 

@@ -14,7 +14,6 @@ its own packed sum, so that all workers hold the same mean.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 
 from thinwire import logs
+from thinwire.engine.headers import is_note
 from thinwire.engine.ports import Clock, Header
 from thinwire.errors import ThinwireError
 from thinwire.exchange.keys import train_number
@@ -43,6 +43,10 @@ Send = Callable[[int, Header, "memoryview | None"], None]
 
 class _RefusedError(Exception):
     """A message that is not what it must be."""
+
+
+_STRANGE = ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError
+_REFUSED = (_RefusedError, ThinwireError, *_STRANGE)
 
 
 class Rounds:
@@ -158,7 +162,7 @@ class Rounds:
         """Takes in a peer's message; what does not fit is refused and counted, never raised."""
         try:
             self._receive(sender, header, payload)
-        except (_RefusedError, ThinwireError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        except _REFUSED:
             self.refused += 1
 
     def tick(self) -> None:
@@ -332,6 +336,6 @@ def _packed(payload: memoryview | None, size_bytes: int) -> Tensor:
 
 
 def _note(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict) or any(isinstance(v, float) and not math.isfinite(v) for v in value.values()):
-        raise _RefusedError("a note is a table")
-    return value
+    if not is_note(value):
+        raise _RefusedError("a note is a table of what workers say with rounds")
+    return dict(value)

@@ -19,6 +19,7 @@ from thinwire.errors import ProtocolError
 
 MAX_HEADER_BYTES = 1 << 20
 MAX_FRAME_BYTES = 64 << 20
+MOST_DIGITS = 18
 _ZERO_COPY_BYTES = 16 << 10
 STRANGERS = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 """Connections of those who lack the keys, or whose protocol is another one."""
@@ -282,11 +283,14 @@ def _parse(frames: list[Any], skip: int) -> Message | None:
         return None
     try:
         header = json.loads(bytes(body[0].buffer))
-        sender = int(frames[0].bytes.split(b".")[0]) if skip else COORDINATOR
     except (ValueError, RecursionError):
         return None
     if not isinstance(header, dict) or not isinstance(header.get("t"), str) or type(header.get("a", 0)) is not int:
         return None
-    if skip and sender < 0:  # the coordinator's number is nobody else's
-        return None
+    sender = COORDINATOR
+    if skip:  # whose frames say so: digits only, since the coordinator's number is below zero
+        worker = frames[0].bytes.split(b".")[0]
+        if not worker.isdigit() or len(worker) > MOST_DIGITS:
+            return None
+        sender = int(worker)
     return Message(sender, header, body[1].buffer if len(body) == 2 else None)

@@ -16,7 +16,7 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter
 
 from thinwire import __version__
 from thinwire.cluster.frames import decode_images
-from thinwire.errors import CheckpointError, ConfigError
+from thinwire.errors import CheckpointError, ConfigError, ThinwireError
 from thinwire.models import ZOO
 from thinwire.session import composed
 from thinwire.strategies import Strategy, name_of, strategy
@@ -67,6 +67,15 @@ def code_of(value: Any) -> Code:
 
 def made_of(code: Code, *, path: str, allow_pickle: bool) -> Any:
     """The object again. Pickled code is only run where the caller allows it."""
+    try:
+        return _made_of(code, path=path, allow_pickle=allow_pickle)
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        if isinstance(error, ThinwireError):
+            raise
+        raise _damaged(path, error) from error
+
+
+def _made_of(code: Code, *, path: str, allow_pickle: bool) -> Any:
     kind = code["kind"]
     if kind == "value":
         return code["value"]
@@ -118,28 +127,50 @@ def read_saved(path: str, instance: Any, reader: Any) -> Saved:
     """Reads what `write_saved` wrote, and sets the instance's parameters."""
     session = reader.sparkSession
     metadata = DefaultParamsReader.loadMetadata(path, _context(session))
-    if KEY not in metadata:
-        raise CheckpointError(f"{path!r} was not written by thinwire; name the folder that save() was given")
-    held = metadata[KEY]
-    if held.get("format", 1) > FORMAT:  # the first versions wrote no number
-        raise CheckpointError(
-            f"{path!r} is of format {held['format']}. This thinwire, {__version__}, reads formats 1 to {FORMAT}. "
-            f"Install thinwire {held.get('version', 'that wrote it')} or newer."
-        )
+    saved, size_bytes = held_in(metadata, path)
     instance._resetUid(metadata["uid"])
     DefaultParamsReader.getAndSetParams(instance, metadata)
-    weights = b""
-    if held["size_bytes"]:
-        rows = session.read.parquet(f"{path}/{WEIGHTS}").orderBy("piece").collect()
-        weights = b"".join(bytes(row["data"]) for row in rows)
-        if len(weights) != held["size_bytes"]:
-            raise CheckpointError(f"{path!r} holds {len(weights)} bytes of weights where {held['size_bytes']} belong")
-        if "digest" in held and held["digest"] != _digest(weights):
+    if not size_bytes:
+        return saved
+    rows = session.read.parquet(f"{path}/{WEIGHTS}").orderBy("piece").collect()
+    weights = b"".join(bytes(row["data"]) for row in rows)
+    if len(weights) != size_bytes:
+        raise CheckpointError(f"{path!r} holds {len(weights)} bytes of weights where {size_bytes} belong")
+    digest = metadata[KEY].get("digest")
+    if digest is not None and digest != _digest(weights):
+        raise CheckpointError(
+            f"the weights in {path!r} are damaged: their digest is not the one they were written with. Copy the "
+            "folder again from where it came, or save the model again."
+        )
+    return saved._replace(weights=weights)
+
+
+def held_in(metadata: Any, path: str) -> tuple[Saved, int]:
+    """What metadata say is stored beside the parameters, and how many bytes of weights there are."""
+    if not isinstance(metadata, dict) or KEY not in metadata:
+        raise CheckpointError(f"{path!r} was not written by thinwire; name the folder that save() was given")
+    try:
+        held, uid = metadata[KEY], metadata["uid"]
+        number = held.get("format", 1)  # the first versions wrote no number
+        if type(number) is int and number > FORMAT:
             raise CheckpointError(
-                f"the weights in {path!r} are damaged: their digest is not the one they were written with. Copy the "
-                "folder again from where it came, or save the model again."
+                f"{path!r} is of format {number}. This thinwire, {__version__}, reads formats 1 to {FORMAT}. "
+                f"Install thinwire {held.get('version', 'that wrote it')} or newer."
             )
-    return Saved(held["more"], held["code"], weights)
+        more, code, size_bytes = held["more"], held["code"], held["size_bytes"]
+    except (AttributeError, LookupError, TypeError) as error:
+        raise _damaged(path, error) from error
+    tables = isinstance(more, dict) and isinstance(code, dict) and all(isinstance(c, dict) for c in code.values())
+    if not tables or not isinstance(uid, str) or type(size_bytes) is not int or size_bytes < 0:
+        raise _damaged(path, ValueError(f"size_bytes = {size_bytes!r}, or what is held is no table"))
+    return Saved(more, code), size_bytes
+
+
+def _damaged(path: str, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"{path!r} is damaged ({error!r}); only unchanged output of thinwire can be read. Copy it again from where "
+        "it came."
+    )
 
 
 def _digest(weights: bytes) -> str:

@@ -26,6 +26,7 @@ from thinwire.exchange.spark.sheet import Sheet
 _log = logging.getLogger("thinwire.spark")
 _LENGTH = struct.Struct("<Q")
 MOST_HEADER, MOST_FRAME = 64 << 20, 8 << 30
+AT_ONCE = 1 << 20
 VISIT_S = 5.0
 """How long either side waits for the other to send or take something."""
 LONGEST = 100
@@ -180,10 +181,11 @@ def receive(door: socket.socket) -> tuple[dict[str, Any], list[memoryview]]:
     (length,) = _LENGTH.unpack(_exactly(door, _LENGTH.size))
     if length > MOST_HEADER:
         raise ProtocolError(f"a header of {length} bytes is over the limit")
-    header = json.loads(_exactly(door, length))
-    if not isinstance(header, dict):
-        raise ProtocolError("a header is a table")
-    sizes = [(int(size), bool(sheet)) for size, sheet in header.pop("sizes")]
+    try:
+        header = json.loads(_exactly(door, length))
+        sizes = [(int(size), bool(sheet)) for size, sheet in header.pop("sizes")]
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise ProtocolError(f"a header is a table of JSON with the sizes of its frames ({error})") from error
     if any(size < 0 for size, _ in sizes) or sum(size for size, _ in sizes) > MOST_FRAME:
         raise ProtocolError("frames over the limit")
     return header, [_sheet(door, size) if sheet else memoryview(_exactly(door, size)) for size, sheet in sizes]
@@ -193,7 +195,10 @@ def _sheet(door: socket.socket, size: int) -> memoryview:
     _, descriptors, _, _ = socket.recv_fds(door, 1, 1)
     if len(descriptors) != 1:
         raise ProtocolError("memory was announced and did not come")
-    sheet = Sheet.received(descriptors[0], size)
+    try:
+        sheet = Sheet.received(descriptors[0], size)
+    except ValueError as error:
+        raise ProtocolError(str(error)) from error
     try:
         return sheet.read()
     finally:
@@ -201,11 +206,14 @@ def _sheet(door: socket.socket, size: int) -> memoryview:
 
 
 def _exactly(door: socket.socket, size: int) -> bytearray:
-    found = bytearray(size)
-    view, got = memoryview(found), 0
+    """So many bytes; memory is taken as they come, whatever was announced."""
+    found, got = bytearray(), 0
     while got < size:
-        count = door.recv_into(view[got:], size - got)
-        if not count:
-            raise ProtocolError("the other end has gone")
-        got += count
+        found += bytes(min(AT_ONCE, size - got))
+        with memoryview(found) as view:
+            while got < len(found):
+                count = door.recv_into(view[got:], len(found) - got)
+                if not count:
+                    raise ProtocolError("the other end has gone")
+                got += count
     return found

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from thinwire.engine.ports import Header, Message
+from thinwire.errors import ProtocolError
 from thinwire.exchange.spark.box import Answer, Box, Frame
 from thinwire.exchange.spark.sheet import Sheet
 
@@ -130,18 +131,26 @@ class SparkLink:
 
     def _serve(self, header: dict[str, Any], frames: list[memoryview]) -> Iterator[Answer]:
         """Takes what a visitor brings and says so; then, within the visitor's patience, hands out what there is."""
-        if header["t"] == "read":
-            yield self._read(str(header["r"]), int(header["g"]), str(header["job"]))
-            return
-        if header["t"] == "hand":  # the mean of a round, which is known by its name and needs no number
-            self._inbox.put(Message(SPARK, header["header"], frames[0] if frames else None))
-            yield {"taken": True}, []
-            return
+        try:
+            if header["t"] == "read":
+                yield self._read(str(header["r"]), int(header["g"]), str(header["job"]))
+                return
+            if header["t"] == "hand":  # the mean of a round, which is known by its name and needs no number
+                self._inbox.put(Message(SPARK, letter_of(header["header"]), frames[0] if frames else None))
+                yield {"taken": True}, []
+                return
+            came = [
+                Letter(int(number), int(sender), letter_of(inner), None if frame is None else frames[int(frame)])
+                for number, sender, inner, frame in header["letters"]
+            ]
+            ack, wait_s = int(header["ack"]), float(header["wait"])
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise ProtocolError(f"a visit is not what it must be: {error!r}") from error
         with self._lock:
-            self._take_in(header, frames)
-            self._forget(int(header["ack"]))
+            self._take_in(came)
+            self._forget(ack)
         yield {"seen": self._seen}, []
-        deadline = time.monotonic() + min(float(header["wait"]), LONGEST_WAIT_S)
+        deadline = time.monotonic() + min(wait_s, LONGEST_WAIT_S)
         with self._lock:
             while not any(letter.header["t"] != BEAT for letter in self._outbox):
                 if not self._lock.wait(max(0.0, deadline - time.monotonic())):
@@ -149,12 +158,11 @@ class SparkLink:
             found = self._hand_out()
         yield found
 
-    def _take_in(self, header: dict[str, Any], frames: list[memoryview]) -> None:
-        for number, sender, inner, frame in header["letters"]:
-            if int(number) > self._seen:
-                self._seen = int(number)
-                payload = None if frame is None else frames[int(frame)]
-                self._inbox.put(Message(int(sender), inner, payload))
+    def _take_in(self, letters: list[Letter]) -> None:
+        for letter in letters:
+            if letter.number > self._seen:
+                self._seen = letter.number
+                self._inbox.put(Message(letter.other, letter.header, letter.payload))
 
     def _forget(self, ack: int) -> None:
         """Letters that have come to where they go."""
@@ -188,6 +196,13 @@ class SparkLink:
         if offer.values is None:
             return {"w": 0.0}, []
         return {"w": offer.weight}, [Sheet.of(offer.values.numpy().data)]
+
+
+def letter_of(header: Any) -> Header:
+    """A letter's header, if it says what it is."""
+    if not isinstance(header, dict) or not isinstance(header.get("t"), str):
+        raise ValueError("a letter is a table that says what it is")
+    return header
 
 
 def _size(payload: Frame | None) -> int:

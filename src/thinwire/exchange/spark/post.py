@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import logging
 import queue
 import threading
 import time
@@ -18,14 +19,15 @@ from typing import Any
 
 from thinwire.engine.ports import COORDINATOR, Header, Message
 from thinwire.errors import ThinwireError, WorkerError
+from thinwire.exchange.member import REFUSED
 from thinwire.exchange.spark.link import SPARK, Letter, SparkWire, name_of
 from thinwire.exchange.spark.places import Places
 from thinwire.exchange.spark.sums import PATIENCE_S, Gathering, is_possible, shuffled
 from thinwire.exchange.spark.tasks import Members, carry_mail
 from thinwire.rules.compression import codec
 
-IDLE_S = 0.1
-WAIT_S, BRIEF_S = 0.25, 0.01
+_log = logging.getLogger("thinwire.spark")
+IDLE_S, WAIT_S, BRIEF_S = 0.1, 0.25, 0.01
 """How long a visit waits for something to be said; and while a machine's agents wait for a mean."""
 OWING_S = 0.3
 UNSEEN_S, FORGET_S = 3.0, 60.0
@@ -268,7 +270,11 @@ class Post:
                     self._bags[name].ack = int(number)
                     routes.append((name, int(to), inner, None if part is None else parts[int(part)]))
         for route in routes:
-            self._route(*route)
+            try:
+                self._route(*route)
+            except REFUSED as error:
+                self.refused += 1
+                _log.warning("a letter of %s was refused: %s", route[0], error)
 
     def _route(self, name: str, to: int, header: Header, payload: memoryview | None) -> None:
         worker = int(name.partition(".")[0])
@@ -304,6 +310,8 @@ class Post:
                     if other != worker:
                         self.put(name_of(other, attempt), SPARK, dict(news))
             found = self._rounds[key]
+            if found.fragment != fragment or found.codec.name != header["k"] or worker in found.weights:
+                raise ValueError(f"round {key} is of {found.fragment} in {found.codec.name}, and each gives once")
             found.weights[worker], found.notes[worker] = float(header["w"]), dict(header["n"])
             if payload is not None:
                 found.add(payload, float(header["w"]))
@@ -358,7 +366,6 @@ class SparkHub:
 
     @property
     def refused(self) -> int:
-        """Contributions that were not what they must be."""
         return self.post.refused
 
     def send(self, worker: int, attempt: int, header: Header, payload: memoryview | None = None) -> None:
@@ -370,13 +377,11 @@ class SparkHub:
     def receive(self, timeout_s: float) -> list[Message]:
         if self.post.error is not None:
             raise self.post.error
-        found: list[Message] = []
-        try:
+        found = list[Message]()
+        with contextlib.suppress(queue.Empty):
             found.append(self.post.inbox.get(timeout=timeout_s))
             while len(found) < 1024:
                 found.append(self.post.inbox.get_nowait())
-        except queue.Empty:
-            pass
         return found
 
     def broken(self) -> list[tuple[int, int]]:

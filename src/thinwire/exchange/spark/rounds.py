@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import torch
 
+from thinwire.engine.headers import is_note
 from thinwire.engine.ports import COORDINATOR, Clock, Header
 from thinwire.exchange.mesh import Mesh
 from thinwire.exchange.round import KNOWN, Chunk, Lane, Launch, Round
@@ -84,7 +85,10 @@ class SparkRounds(Rounds):
             entry.mean = torch.frombuffer(payload, dtype=torch.float32)
         else:
             packing.decode(torch.frombuffer(payload, dtype=torch.uint8), entry.fragment.size, out=entry.mean)
-        entry.notes = {int(worker): dict(note) for worker, note in header["n"].items()}
+        notes = {int(worker): note for worker, note in header["n"].items()}
+        if not all(map(is_note, notes.values())):
+            raise ValueError("a note is a table of what workers say with rounds")
+        entry.notes = notes
         entry.done.add(0)
         self._try_complete(entry)
 

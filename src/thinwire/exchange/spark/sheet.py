@@ -34,7 +34,7 @@ class Sheet:
     def received(cls, descriptor: int, size: int) -> Sheet:
         """Another process's, if it is as long as was said."""
         found = cls(descriptor, size)
-        if os.fstat(descriptor).st_size != size:
+        if os.fstat(descriptor).st_size != size or not size:
             raise ValueError(f"a sheet of {os.fstat(descriptor).st_size} bytes where {size} were announced")
         return found
 

@@ -12,10 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from thinwire.errors import ProtocolError
+from thinwire.engine.headers import is_note
+from thinwire.errors import ProtocolError, ThinwireError
+from thinwire.exchange.rounds import MOST_WEIGHT
 from thinwire.exchange.spark.box import Frame, GoneError, boxes, knock, machine, receive, sweep
-from thinwire.exchange.spark.link import BEAT, EXACT, SparkWire
+from thinwire.exchange.spark.link import BEAT, EXACT, SparkWire, letter_of
 from thinwire.exchange.spark.sheet import Sheet
+from thinwire.rules.compression import codec
 
 GRACE_S, CONFIRM_S = 0.02, 1.0
 """How long a visit goes on once one agent has said something, and while one has not confirmed what it was brought."""
@@ -109,10 +112,12 @@ def _listen(
             try:
                 header, frames = receive(door)
             except Exception:  # it went, or says what nobody understands
+                header, frames = {"letters": None}, []
+            if not understood(header, frames):
                 door.close()
                 del doors[door]
                 continue
-            told.setdefault(name, {"letters": []}).update(header)
+            told.setdefault(name, {"seen": 0, "letters": []}).update(header)
             if "letters" in header:
                 fetched[name] = frames
                 door.close()
@@ -123,6 +128,28 @@ def _listen(
                     deadline = min(deadline, time.monotonic() + GRACE_S + carried / CARRIED_PER_S)
     for door in doors:
         door.close()
+
+
+def understood(header: dict[str, Any], frames: list[memoryview]) -> bool:
+    """Whether a box's answer is one: what it has seen, letters whose frames have come, or both.
+
+    Contributions are looked at here, on the machine that they come from: one that does not fit harms no other.
+    """
+    try:
+        int(header.get("seen", 0))
+        for number, other, inner, frame in header.get("letters", []):
+            int(number), int(other), letter_of(inner)
+            if frame is not None and not (type(frame) is int and 0 <= frame < len(frames)):
+                return False
+            if inner["t"] == "launched":
+                (start, stop), _ = inner["s"], inner["r"]
+                size = codec(inner["k"]).size_bytes(int(stop) - int(start))
+                whole = type(inner["g"]) is int and is_note(inner["n"]) and 0.0 <= float(inner["w"]) <= MOST_WEIGHT
+                if not whole or (frame is not None and frames[frame].nbytes != size):
+                    return False
+    except (ArithmeticError, LookupError, ThinwireError, TypeError, ValueError):
+        return False
+    return True
 
 
 def _settle(
@@ -161,7 +188,7 @@ def _settle(
 def _handed(wire: SparkWire, name: str, header: dict[str, Any], frames: list[Frame]) -> bool:
     try:
         with knock(wire.place, wire.token, name, {"t": "hand", "header": header}, frames) as door:
-            return bool(receive(door)[0]["taken"])
+            return bool(receive(door)[0].get("taken"))
     except (GoneError, OSError, ProtocolError):
         return False
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire.engine.headers import is_note
 from thinwire.engine.joint import JointState
 from thinwire.engine.ports import Header, Link
 from thinwire.engine.signals import Asked, Averaged, Landed, Noted, Published
@@ -194,6 +195,8 @@ class Table(Host):
             self._tell(host, {"t": "done", "d": self.follows_until > 0})
 
     def _on_note(self, sender: int, header: Header, payload: memoryview | None) -> None:
+        if not is_note(header["n"]):
+            raise ValueError("a note is a table of what workers say with rounds")
         self.signals.put(Noted(sender, dict(header["n"])))
 
     # -- generations ------------------------------------------------------------------------------------------------
@@ -306,7 +309,9 @@ class Table(Host):
     # -- publications -----------------------------------------------------------------------------------------------
 
     def _on_mark(self, sender: int, header: Header, payload: memoryview | None) -> None:
-        name, note = name_of(header["p"]), dict(header["n"])
+        name, note = name_of(header["p"]), header["n"]
+        if not is_note(note):
+            raise ValueError("a note is a table of what workers say with rounds")
         if sender != self._rounds.members[0]:
             raise ValueError("only the first worker publishes")
         self._pages.marked(name, note)
