@@ -124,7 +124,7 @@ def test_a_strategy_that_overlaps_costs_nothing_where_the_link_keeps_up() -> Non
 @pytest.mark.parametrize("ratio", [8.0, 64.0, 110.0])
 def test_relay_cuts_so_that_a_fragment_s_exchange_fits_a_step(ratio: float) -> None:
     def wide() -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 1500), nn.ReLU(), nn.Linear(1500, 10))
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 6000), nn.ReLU(), nn.Linear(6000, 10))
 
     cluster = tw.Simulated(workers=8, link="1gbit", latency_s=0.0, ratio=ratio)
     run = fit(cluster, "relay", model=wide, validation=None, batch_size=8, epochs=None, steps=150)

@@ -191,7 +191,6 @@ FORMS: dict[str, Check] = {
         rows=_count,
         meets=_maybe(_text),
         thinwire=_text,
-        protocol=_count,
     ),
     "fetch": _form({"a": _count, "name": _shard, "i": lambda value: _count(value) and value < 2**31}),
     "beat": _form(
