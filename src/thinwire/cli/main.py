@@ -134,6 +134,14 @@ def _testbed(bed: argparse.ArgumentParser) -> None:
     play.add_argument("--jobs", type=int, metavar="N", help="processes (one a processor)")
     play.add_argument("--strategy", metavar="NAME", help="of the menu of schedules; drawn by the seed unless given")
     play.add_argument("--json", action="store_true", help="print the counts as JSON")
+    chaos = acts.add_parser("chaos", help="real runs, and what is done to their processes and links on purpose")
+    chaos.add_argument("--seed", type=int, default=0, metavar="N", help="of the first bout; each has the next (0)")
+    chaos.add_argument("--minutes", type=float, default=5.0, metavar="M", help="after which no bout begins (5)")
+    chaos.add_argument("--kills", type=int, metavar="K", help="after which none does; no limit unless given")
+    chaos.add_argument("--arenas", default="local", metavar="NAME,…", help="local, spark, bed (local)")
+    chaos.add_argument("--strategies", metavar="NAME,…", help="in turn; all unless given")
+    chaos.add_argument("--out", metavar="DIR", help="folder for the runs and the report; a new one unless given")
+    chaos.add_argument("--json", action="store_true", help="print the totals as JSON")
 
 
 def _simulate(sim: argparse.ArgumentParser) -> None:

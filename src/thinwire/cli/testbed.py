@@ -17,6 +17,10 @@ def testbed(options: argparse.Namespace) -> int:
         from thinwire.cli.schedules import schedules  # torch, which the other needs not
 
         return schedules(options)
+    if options.act == "chaos":
+        from thinwire.cli.chaos import chaos
+
+        return chaos(options)
     return _run(options)
 
 
