@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -268,3 +269,18 @@ def test_binary_columns_come_through_a_transform(digits: Any, spark: Any) -> Non
         mlp, frame, inputs=["raw"], transform=unpacked, cluster=tw.Spark(workers=2, preflight=False), progress=False
     )
     assert result.summary["rows"] == 200
+
+
+def test_a_module_that_only_the_driver_has_travels_to_executors(
+    digits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training takes it along, and so does prediction."""
+    (tmp_path / "networks_of_mine.py").write_text(
+        "from torch import nn\n\n\nclass Mine(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.layer = nn.Linear(64, 10)\n\n    def forward(self, x):\n        return self.layer(x)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    network = importlib.import_module("networks_of_mine").Mine
+    model = TorchEstimator(network, input_cols=["pixels"], label_col="label", num_workers=2, epochs=1).fit(digits)
+    assert model.transform(digits.limit(5)).select("prediction").count() == 5
+    assert len(model.transform(digits.limit(5)).collect()) == 5

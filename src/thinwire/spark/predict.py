@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pyarrow as pa
 import torch
 from torch import nn
 
 from thinwire.cluster.sessions import gpu_given
+from thinwire.cluster.shipping import packed
 from thinwire.data.columns import RaggedError, count_nulls, dense, is_tensor, stored_array
 from thinwire.data.feeds import prepared
 from thinwire.errors import DataError
@@ -96,6 +98,26 @@ class Predictor:
         return raw.double().numpy(), probability.double().numpy(), raw.argmax(dim=1).double().numpy()
 
 
+class Shipped:
+    """A predictor with the user's own code in it, on its way to executors that lack it; opened once in each task."""
+
+    def __init__(self, predictor: Predictor) -> None:
+        self._payload = packed(predictor)
+        self._opened: Predictor | None = None
+
+    def __getstate__(self) -> bytes:
+        return self._payload
+
+    def __setstate__(self, payload: bytes) -> None:
+        self._payload, self._opened = payload, None
+
+    def __call__(self, columns: Sequence[Any]) -> tuple[np.ndarray[Any, Any], ...]:
+        if self._opened is None:
+            self._opened = cloudpickle.loads(self._payload)  # from the driver, through Spark
+        assert self._opened is not None
+        return self._opened(columns)
+
+
 def _column(name: str, array: Any) -> Any:
     if nulls := count_nulls(array):
         raise DataError(
@@ -133,13 +155,13 @@ def as_udf(predictor: Predictor, names: Sequence[str], kind: str) -> Any:
     """A vectorised UDF: over Arrow where this Spark has those, or else over pandas."""
     from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
-    single = len(predictor.inputs) == 1
+    single, shipped = len(predictor.inputs) == 1, Shipped(predictor)
     if not hasattr(F, "arrow_udf"):
-        return _over_pandas(predictor, names, kind, single)
+        return _over_pandas(shipped, names, kind, single)
 
     def predicted(batches: Iterator[Any]) -> Iterator[Any]:
         for given in batches:
-            yield as_struct(predictor((given,) if single else given), names)
+            yield as_struct(shipped((given,) if single else given), names)
 
     def one(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
         return predicted(batches)
@@ -157,13 +179,13 @@ def _as_arrow(column: Any) -> Any:
     return pa.StructArray.from_arrays([pa.array(column[name]) for name in column], names=list(column))
 
 
-def _over_pandas(predictor: Predictor, names: Sequence[str], kind: str, single: bool) -> Any:
+def _over_pandas(shipped: Shipped, names: Sequence[str], kind: str, single: bool) -> Any:
     import pandas as pd
     from pyspark.sql.functions import pandas_udf  # type: ignore[attr-defined]
 
     def predicted(batches: Iterator[Any]) -> Iterator[Any]:
         for given in batches:
-            found = predictor([_as_arrow(column) for column in ((given,) if single else given)])
+            found = shipped([_as_arrow(column) for column in ((given,) if single else given)])
             yield pd.DataFrame({name: list(values) for name, values in zip(names, found, strict=True)})
 
     def one(batches: Iterator[Any]) -> Iterator[Any]:
