@@ -209,6 +209,7 @@ class Coordinator:
 
     def _on_bye(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         self._left.add(worker)
+        self._hub.send(worker, header["a"], {"t": "pong"})  # it waits until it was heard
 
     # -- decisions --------------------------------------------------------------------------------------------------
 

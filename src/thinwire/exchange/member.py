@@ -202,7 +202,7 @@ class Member(ABC):
     def finish(self) -> None:
         """Does what was still asked for, and says a last word."""
         self.obey()
-        self.beat(sure=True)
+        self.beat()
 
     def obey(self) -> None:
         """Does what was asked for on other threads."""
