@@ -152,7 +152,7 @@ def test_an_event_with_other_fields_than_it_has_is_not_understood(fields: dict[s
     assert not is_understood(SAID[5] | {"fields": SAID[5]["fields"] | fields if fields else {}})
 
 
-def test_what_a_lost_worker_left_unsaid_is_told_when_its_successor_has_yet_to_step() -> None:
+def test_what_a_lost_worker_left_unsaid_is_told_though_its_successor_has_yet_to_step() -> None:
     log: list[events.Event] = []
     ledger = Ledger(log.append)
     ledger.beat(0, 0, "a", dict(SAID[0]), 10.0)

@@ -30,12 +30,11 @@ class Ledger:
 
     def beat(self, worker: int, attempt: int, host: str, header: Header, now: float) -> None:
         """Books a heartbeat; once in a while it becomes an event."""
-        progress = header.get("progress") or {}
-        if not progress and worker in self._unsaid:  # a successor has yet to step: what was left unsaid is told now
-            self._tell(worker)
         self.last[worker] = {**header, "host": host}
         self._gone.pop((worker, attempt), None)
-        if not progress:
+        progress = header.get("progress") or {}
+        if not progress:  # nothing to tell of: what was told of before is not in this one
+            self._unsaid.pop(worker, None)
             return
         self._gaps[worker] = max(self._gaps.get(worker, 0.0), float(progress["gap_s"]))
         self._unsaid[worker] = attempt
@@ -94,6 +93,8 @@ class Ledger:
         last = self.last.get(worker)
         if last is None:
             return {}
+        if worker in self._unsaid:  # its successor's heartbeats take the place of its own
+            self._tell(worker)
         self._gone[worker, int(last.get("a", 0))] = int(last.get("bytes", 0))
         self.last[worker] = {**last, "bytes": 0}
         return last
