@@ -18,5 +18,5 @@ class Target(NamedTuple):
     most_bytes: int = 512
     words: tuple[bytes, ...] = ()
     """Pieces of the format, for the fuzzer to put in."""
-    changes: int = 2000
+    changes: int = 3000
     """Changed inputs that a test tries; fewer where each takes long."""

@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -42,6 +43,7 @@ from thinwire.exchange.spark import box
 from thinwire.exchange.spark.link import SparkLink, SparkWire
 from thinwire.exchange.spark.tasks import understood
 from thinwire.strategies import MPCA
+from thinwire.strategies.registry import strategy
 
 # -- the wire ---------------------------------------------------------------------------------------------------------
 
@@ -315,6 +317,12 @@ def test_a_change_to_a_recipe_that_is_nested_too_deep_is_text() -> None:
     assert values["model"]["zoo"] == "[" * 5000
 
 
+@pytest.mark.parametrize("name", [5, {"pull": 0.5}, ["mpca"], None])
+def test_a_strategy_whose_name_is_no_text_is_a_config_error(name: Any) -> None:
+    with pytest.raises(ConfigError, match=r"strategy.name = .* is not known"):
+        strategy(name)
+
+
 def test_a_rate_past_every_number_is_refused() -> None:
     with pytest.raises(ConfigError, match="not understood"):
         units.rate_bits("9" * 400 + "mbit")
@@ -371,6 +379,17 @@ def test_of_a_packed_set_no_more_is_unpacked_than_its_head_says(tmp_path: Path) 
     packed = gzip.compress(struct.pack(">4I", 0x803, 1, 2, 2) + bytes(64 << 20), 1)
     with pytest.raises(DataError, match=r"damaged.* 21 bytes"):
         open_source(idx_folder(tmp_path, packed))
+
+
+@pytest.mark.parametrize("pages", [1, 2])
+def test_a_folder_of_images_that_is_cut_short_is_a_data_error_and_no_crash(tmp_path: Path, pages: int) -> None:
+    sources = pytest.importorskip("thinwire.caffe.sources", reason="protobuf is not installed")
+    folder = tmp_path / "images"
+    sources.write_lmdb(folder, [(np.ones((1, 2, 2), np.uint8), 3)])
+    with open(folder / "data.mdb", "r+b") as file:
+        file.truncate(pages * os.sysconf("SC_PAGE_SIZE"))
+    with pytest.raises(DataError):
+        sources.DatumSource(folder)
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------

@@ -47,7 +47,6 @@ def test_true_inputs_and_those_a_fuzzer_found_do_no_harm(target: Target) -> None
         target.run(data)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
 def test_changed_inputs_do_no_harm(target: Target) -> None:
     chance, known = random.Random(target.name), [*target.seeds(), *unpack(target.name)]

@@ -90,8 +90,13 @@ class DatumSource:
             raise DataError(f"{self.path!r} is no LMDB folder: it has no data.mdb.{more}")
         try:
             opened = lmdb.open(self.path, subdir=not file, readonly=True, lock=False, readahead=False)
-            with opened, opened.begin() as reading, reading.cursor() as cursor:
-                yield opened, cursor
+            with opened:
+                needed = (opened.info()["last_pgno"] + 1) * opened.stat()["psize"]
+                there = os.path.getsize(self.path if file else os.path.join(self.path, "data.mdb"))
+                if there < needed:  # LMDB would look for the rest in memory that is not there, which ends the process
+                    raise DataError(f"{self.path!r} is cut short: {there} bytes of {needed}. Copy it again.")
+                with opened.begin() as reading, reading.cursor() as cursor:
+                    yield opened, cursor
         except lmdb.Error as error:
             raise DataError(f"{self.path!r} cannot be read as LMDB: {error}") from error
 

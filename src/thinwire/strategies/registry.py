@@ -32,8 +32,8 @@ STRATEGIES: dict[str, type[Strategy]] = {
 
 def strategy(name: str, knobs: Mapping[str, object] | None = None) -> Strategy:
     """The strategy called `name` with its knobs; names not understood are refused with the nearest."""
-    if name not in STRATEGIES:
-        raise ConfigError(f"strategy.name = {name!r} is not known. {nearest(name, STRATEGIES)}")
+    if not isinstance(name, str) or name not in STRATEGIES:  # a recipe may say anything
+        raise ConfigError(f"strategy.name = {name!r} is not known. {nearest(str(name), STRATEGIES)}")
     kind = STRATEGIES[name]
     allowed = {field.name for field in dataclasses.fields(kind)}
     for key in knobs or {}:
