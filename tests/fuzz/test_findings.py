@@ -392,6 +392,12 @@ def test_a_folder_of_images_that_is_cut_short_is_a_data_error_and_no_crash(tmp_p
         sources.DatumSource(folder)
 
 
+def test_a_layer_without_name_and_type_is_a_config_error() -> None:
+    caffe = pytest.importorskip("thinwire.caffe", reason="protobuf is not installed")
+    with pytest.raises(ConfigError, match="layer ''"):
+        caffe.loads("layer { }")
+
+
 # -- the page ---------------------------------------------------------------------------------------------------------
 
 
