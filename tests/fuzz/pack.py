@@ -55,6 +55,8 @@ def pack(name: str, work: Path) -> tuple[int, int]:
     kept: list[bytes] = []
     for data in (*sorted(set(findings), key=len), *sorted(grown, key=lambda d: (len(d), d))):
         reached = lines_of(target, data) - seen
+        if data in kept:
+            continue
         if (reached or data in findings) and len(data) <= LONGEST and sum(map(len, kept)) + len(data) <= MOST_BYTES:
             seen |= reached
             kept.append(data)

@@ -117,7 +117,7 @@ def record(told: dict[str, Any]) -> None:
 
 
 def table() -> str:
-    """All targets, and the inputs of all their recorded runs together."""
+    """All targets, and the inputs of all their recorded runs together; mended findings lie between some of them."""
     from tests.fuzz.targets import TARGETS
 
     runs = json.loads(RESULTS.read_text())["runs"]

@@ -154,7 +154,7 @@ def test_an_event_with_other_fields_than_it_has_is_not_understood(fields: dict[s
     assert not is_understood(SAID[5] | {"fields": SAID[5]["fields"] | fields if fields else {}})
 
 
-def test_what_a_lost_worker_left_unsaid_is_told_when_its_successor_has_yet_to_step() -> None:
+def test_what_a_lost_worker_left_unsaid_is_told_though_its_successor_has_yet_to_step() -> None:
     log: list[events.Event] = []
     ledger = Ledger(log.append)
     ledger.beat(0, 0, "a", dict(SAID[0]), 10.0)
@@ -328,10 +328,10 @@ def test_a_rate_past_every_number_is_refused() -> None:
         units.rate_bits("9" * 400 + "mbit")
 
 
-def arrow_file(path: Path, old: bytes, new: bytes) -> str:
-    """A whole Arrow file of text in which some bytes are others."""
+def arrow_file(path: Path, old: bytes, new: bytes, values: Any = None) -> str:
+    """A whole Arrow file, of text where no values are given, in which some bytes are others."""
     sink = io.BytesIO()
-    batch = pa.RecordBatch.from_pydict({"label": pa.array(["a" * 77, "b" * 77])})
+    batch = pa.RecordBatch.from_pydict({"label": pa.array(["a" * 77, "b" * 77]) if values is None else values})
     with pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
     data = sink.getvalue()
@@ -353,6 +353,13 @@ def test_an_arrow_file_whose_offsets_point_elsewhere_is_a_data_error_and_no_cras
 def test_a_shard_whose_offsets_point_elsewhere_is_a_data_error_and_no_crash(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read as a shard"):
         Shard.open(arrow_file(tmp_path / "shard", OFFSETS, ELSEWHERE))
+
+
+def test_a_file_of_lists_with_fewer_than_no_values_is_a_data_error(tmp_path: Path) -> None:
+    lists = pa.array([], pa.list_(pa.bool_(), 77))
+    with pytest.raises(DataError):
+        source = open_source(arrow_file(tmp_path / "rows.arrow", struct.pack("<i", 77), struct.pack("<i", -7), lists))
+        write_shard(str(tmp_path / "shard"), source.batches(), source.schema)
 
 
 def test_files_whose_columns_have_names_that_are_no_text_are_data_errors(tmp_path: Path) -> None:
@@ -390,6 +397,12 @@ def test_a_folder_of_images_that_is_cut_short_is_a_data_error_and_no_crash(tmp_p
         file.truncate(pages * os.sysconf("SC_PAGE_SIZE"))
     with pytest.raises(DataError):
         sources.DatumSource(folder)
+
+
+def test_a_layer_without_name_and_type_is_a_config_error() -> None:
+    caffe = pytest.importorskip("thinwire.caffe", reason="protobuf is not installed")
+    with pytest.raises(ConfigError, match="layer ''"):
+        caffe.loads("layer { }")
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ class CaffeNet(nn.Module):
             except ConfigError as error:
                 for name in included or phases:
                     self._broken.setdefault(name, described.error(index, str(error)))
-            self._keys.append(_unused(spec.name or spec.type, taken))
+            self._keys.append(_unused(spec.name or spec.type or "layer", taken))
             self.layers[self._keys[-1]] = made
             for name in included:
                 phases[name].append(index)

@@ -75,7 +75,11 @@ def stored_field(field: Any) -> Any:
     leaf = field.type.value_type if isinstance(field.type, pa.FixedShapeTensorType) else field.type
     while is_list(leaf) or pa.types.is_dictionary(leaf):
         leaf = leaf.value_type
-    return pa.field(field.name, stored_type(field.type), metadata=_BOOL if pa.types.is_boolean(leaf) else None)
+    try:
+        kind = stored_type(field.type)
+    except UNREADABLE as error:  # lists of fewer than no values, say, which a file may claim
+        raise DataError(f"column {field.name!r} holds {field.type}, which is not possible: {reason(error)}") from error
+    return pa.field(field.name, kind, metadata=_BOOL if pa.types.is_boolean(leaf) else None)
 
 
 def stored_array(array: Any) -> Any:

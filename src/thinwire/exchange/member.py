@@ -352,7 +352,7 @@ class Member(ABC):
         if data is None:
             return
         tree = self._trees.decode(data)
-        if not isinstance(tree, dict):
+        if not isinstance(tree, dict) or not isinstance(tree.get("joint"), dict):
             raise ProtocolError(f"worker {message.sender} sent a joint state that is not one")
         if int(tree["joint"]["landed"]) < self._agreed[1]:
             return  # copied before this generation: rounds between are nobody's to launch again, a newer one comes
