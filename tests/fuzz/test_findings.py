@@ -357,9 +357,14 @@ def test_a_shard_whose_offsets_point_elsewhere_is_a_data_error_and_no_crash(tmp_
 
 def test_a_file_of_lists_with_fewer_than_no_values_is_a_data_error(tmp_path: Path) -> None:
     lists = pa.array([], pa.list_(pa.bool_(), 77))
-    with pytest.raises(DataError):
-        source = open_source(arrow_file(tmp_path / "rows.arrow", struct.pack("<i", 77), struct.pack("<i", -7), lists))
+    path = arrow_file(tmp_path / "rows.arrow", struct.pack("<i", 77), struct.pack("<i", -7), lists)
+
+    def ingest() -> None:
+        source = open_source(path)
         write_shard(str(tmp_path / "shard"), source.batches(), source.schema)
+
+    with pytest.raises(DataError):
+        ingest()
 
 
 def test_files_whose_columns_have_names_that_are_no_text_are_data_errors(tmp_path: Path) -> None:

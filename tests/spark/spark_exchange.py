@@ -158,11 +158,13 @@ def main() -> None:
     pairs = zip(shuffled.model.parameters(), mesh.model.parameters(), strict=True)
     said["shuffled"] = shuffled.summary
     said["shuffled_differs"] = max(float((a - b).detach().abs().max()) for a, b in pairs)
-    said["files"] = len(os.listdir(spark.sparkContext._temp_dir))
+    before = set(os.listdir(spark.sparkContext._temp_dir))
     many = fit(tw.SparkNet(period=1), epochs=5, evaluate_every=200)
     said["many"] = many.summary
-    said["left"] = len(os.listdir(spark.sparkContext._temp_dir)) - said["files"]
     deadline = time.monotonic() + 30.0
+    while set(os.listdir(spark.sparkContext._temp_dir)) - before and time.monotonic() < deadline:
+        time.sleep(0.5)  # the last of them may still be on its way
+    said["left"] = len(set(os.listdir(spark.sparkContext._temp_dir)) - before)
     while len(spark.sparkContext._jsc.sc().getRDDStorageInfo()) > 1 and time.monotonic() < deadline:
         time.sleep(0.5)  # Spark lets go of rows when it comes to it
     said["cached"] = len(spark.sparkContext._jsc.sc().getRDDStorageInfo())

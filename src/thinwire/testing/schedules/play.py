@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import tempfile
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +91,18 @@ class _Site:
         raise BrokenInvariantError(f"it still goes on {PATIENCE_S:.0f} s after the last fault was over")
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Warnings of deaths that are meant would be most of what a season prints."""
+    logger = logging.getLogger("thinwire")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
 def play(schedule: Schedule, callbacks: Any = ()) -> Verdict:
     """Plays a schedule and judges it."""
     torch.set_num_threads(1)
@@ -102,9 +116,8 @@ def play(schedule: Schedule, callbacks: Any = ()) -> Verdict:
         elif event.kind == "worker_lost":
             gone.add((event.worker, event.attempt))
 
-    logging.getLogger("thinwire").setLevel(logging.CRITICAL)
     folder = "/dev/shm" if os.path.isdir("/dev/shm") else None  # a disk would be the slowest part
-    with tempfile.TemporaryDirectory(prefix="thinwire-schedule-", dir=folder) as out:
+    with _quiet(), tempfile.TemporaryDirectory(prefix="thinwire-schedule-", dir=folder) as out:
         try:
             with site.witness.watching():
                 what = _run(schedule, site, out, [see, *callbacks])
