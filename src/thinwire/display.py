@@ -12,7 +12,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from thinwire.engine.coordinator import Coordinator
-from thinwire.events import Evaluated, Event, RunEnded, SettingChanged, Tried, WorkerJoined, WorkerLost
+from thinwire.events import (
+    CheckpointFailed,
+    Evaluated,
+    Event,
+    RunEnded,
+    SettingChanged,
+    Tried,
+    WorkerJoined,
+    WorkerLost,
+)
 from thinwire.job import Job
 
 LINE_S = 10.0
@@ -176,6 +185,8 @@ class Display:
             self._validated = "  ".join(f"{k} {v:.4f}" for k, v in event.metrics.items())
         elif isinstance(event, Tried) and event.hurts:
             self.say(f"exchanging hurts: {event.hurts}")
+        elif isinstance(event, CheckpointFailed):
+            self.say(f"checkpoint {event.name} could not be written: {event.reason}")
         elif self._face is None or isinstance(event, RunEnded):
             return
         elif isinstance(event, WorkerLost):

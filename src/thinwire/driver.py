@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import logging
 import math
 import signal
 import threading
@@ -21,6 +22,7 @@ from thinwire.display import Display
 from thinwire.engine.coordinator import Coordinator
 from thinwire.engine.outcome import Outcome, Policy
 from thinwire.engine.ports import Hub
+from thinwire.errors import CheckpointError
 from thinwire.job import Job, work
 from thinwire.placement import assembled
 from thinwire.replicas.torch import build_module
@@ -28,6 +30,7 @@ from thinwire.runlog import RunLog
 from thinwire.strategies import name_of
 
 KEEP_CHECKPOINTS = 2
+_logger = logging.getLogger("thinwire.run")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +151,10 @@ class Run:
         assert self._store is not None
         written = tuple(Part(p["name"], int(p["size_bytes"]), p["digest"]) for p in parts)
         self._store.commit(Manifest(name=name, step=step, parts=written, meta=meta))
-        self._store.prune(KEEP_CHECKPOINTS)
+        try:
+            self._store.prune(KEEP_CHECKPOINTS)
+        except CheckpointError as error:  # the new one is whole for all that
+            _logger.warning("older checkpoints are left: %s", error)
         return sum(p.size_bytes for p in written)
 
     def trained(self, outcome: Outcome) -> nn.Module:
@@ -189,6 +195,8 @@ class Run:
             "choice": outcome.choice or None,
             "warnings": outcome.warnings,
             "checkpoint": outcome.checkpoint,
+            "unwritten": outcome.unwritten,
+            "unsaved": outcome.unsaved,
             "resumed_from": None if self._earlier is None else self._earlier.manifest.name,
             "passed_over": {} if self._earlier is None else self._earlier.passed_over,
             "seed": self._seed,

@@ -215,6 +215,16 @@ class CheckpointSaved(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointFailed(Event):
+    """A checkpoint could not be written, by a worker or (None) by the driver; the run goes on without it."""
+
+    kind: ClassVar[str] = "checkpoint_failed"
+    name: str
+    reason: str
+    worker: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerFailed(Event):
     kind: ClassVar[str] = "worker_failed"
     worker: int

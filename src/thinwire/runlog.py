@@ -20,6 +20,7 @@ from thinwire.events import Event, GenerationFormed, Progressed, RoundLanded
 Listener = Callable[[Event], Any]
 FREQUENT = Progressed, RoundLanded
 """Logged at DEBUG, the others at INFO."""
+MOST_WAITING_BYTES = 16 << 20
 _log = logging.getLogger("thinwire.run")
 
 
@@ -34,13 +35,13 @@ class RunLog:
         self._listeners = list(callbacks)
         self._url = None if out is None else f"{out.rstrip('/')}/events.jsonl"
         self._lines: list[str] = []
-        self._file: Any = None
+        self._file: _Lines | None = None
         if self._url is not None:
             filesystem, path = fsspec.url_to_fs(self._url)
             if "file" in filesystem.protocol:
                 try:
                     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-                    self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - open for as long as the run lasts
+                    self._file = _Lines(path)
                 except OSError as error:
                     raise ConfigError(
                         f"out = {out!r} cannot be written to ({error.strerror}: {error.filename!r}); it must be "
@@ -61,8 +62,7 @@ class RunLog:
         _say(event)
         line = event.to_json()
         if self._file is not None:
-            self._file.write(line + "\n")
-            self._file.flush()
+            self._file.write(line, frequent=isinstance(event, FREQUENT))
         elif self._url is not None:
             self._lines.append(line)
         answers = [listener(event) for listener in self._listeners]  # everyone hears of it
@@ -76,6 +76,33 @@ class RunLog:
             self._file = None
         elif self._url is not None:
             write_file(self._url, ("\n".join(self._lines) + "\n").encode())
+
+
+class _Lines:
+    """A file of lines that a full disk holds up and does not end: they are kept until there is room."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - open for as long as the run lasts
+        self._waiting = b""
+        self._told = False
+
+    def write(self, line: str, *, frequent: bool = False) -> None:
+        """Appends a line, after those that are waiting; frequent ones are left out where too many wait."""
+        if frequent and len(self._waiting) > MOST_WAITING_BYTES:
+            return
+        self._waiting += line.encode() + b"\n"
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[self._file.write(self._waiting) :]
+            self._told = False
+        except OSError as error:
+            if not self._told:
+                self._told = True
+                _log.warning("%s cannot be written to (%s); what happens is kept until it can", self._path, error)
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def _say(event: Event) -> None:

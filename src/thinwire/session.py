@@ -280,13 +280,21 @@ def fit(
         summary = run.summary(outcome, seconds)
         log.close(events.RunEnded(reason=outcome.reason, summary=summary))
         if out is not None:
-            write_file(f"{out.rstrip('/')}/summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+            _write_summary(f"{out.rstrip('/')}/summary.json", summary)
         if outcome.interrupted:
             raise Interrupted(run.how_to_resume(out, outcome))
         result = Result(run.trained(outcome), outcome.history, summary)
         for callback in callbacks:
             _finish(callback, result)
         return result
+
+
+def _write_summary(url: str, summary: dict[str, Any]) -> None:
+    try:
+        write_file(url, (json.dumps(summary, indent=2) + "\n").encode())
+    except CheckpointError as error:  # no reason to lose the model, which the caller is about to get
+        _log.warning("the summary could not be written: %s", error)
+        summary["unsaved"] = summary["unsaved"] or str(error)
 
 
 def _finish(callback: Any, result: Result) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,18 @@ import pytest
 from thinwire.cli.main import main
 from thinwire.errors import WorkerError
 from thinwire.testing.chaos.bout import Report, raise_if_wrong
-from thinwire.testing.chaos.deeds import ARENAS, Target, draw, executor_of, kill_worker, pause_worker
+from thinwire.testing.chaos.deeds import (
+    ARENAS,
+    Target,
+    draw,
+    executor_of,
+    fill_disk,
+    kill_worker,
+    pause_worker,
+    slow_disk,
+    starve_worker,
+)
+from thinwire.testing.chaos.host import Host
 
 
 @pytest.fixture
@@ -53,6 +65,76 @@ def test_a_run_under_chaos_ends_with_every_row_and_whole_checkpoints(
     told = json.loads((tmp_path / "chaos.json").read_text())["bouts"]
     assert [bout["strategy"] for bout in told] == [strategy] * len(told)
     assert all(bout["deeds"] and bout["rows"] for bout in told)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    if (why := Host.why_not()) is not None:
+        pytest.skip(why)
+    with Host(str(tmp_path / "host")) as made:
+        yield made
+
+
+def test_a_disk_is_full_and_free_again(host: Host) -> None:
+    target, chance = Target(driver=-1, host=host), random.Random(0)
+    assert fill_disk(target, chance).startswith("fill the disk")
+    with pytest.raises(OSError, match="No space left"):
+        Path(host.disk, "more").write_bytes(bytes(1 << 16))
+    for undo in target.undo:
+        undo()
+    Path(host.disk, "more").write_bytes(bytes(1 << 16))
+
+
+def test_a_slow_disk_takes_its_time(host: Host, tmp_path: Path) -> None:
+    if not host.throttles:
+        pytest.skip("there are no cgroups of version 1 here")
+    inside = (
+        "import os, sys, time; sys.stdin.readline(); began = time.monotonic(); file = open(sys.argv[1], 'wb');"
+        "file.write(bytes(1 << 17)); file.flush(); os.fsync(file.fileno()); print(time.monotonic() - began)"
+    )
+    words = [sys.executable, "-c", inside, str(Path(host.disk, "large"))]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert slow_disk(Target(driver=process.pid, host=host), random.Random(0)).startswith("slow the disk")
+    seconds = float(process.communicate("go\n", timeout=60)[0])
+    assert seconds > 1.0, "128 KiB at 64 KiB a second"
+
+
+def test_a_clock_jumps_and_time_goes_on_as_before(host: Host) -> None:
+    if not host.has_clock:
+        pytest.skip("libfaketime is not installed")
+    inside = "import time; print(time.time(), time.monotonic())"
+    told = []
+    for offset_s in (0, 86_400):
+        host.set_clock(offset_s)
+        words = [sys.executable, "-c", inside]
+        done = subprocess.run(words, env=os.environ | host.environment(), capture_output=True, text=True, check=True)
+        told.append([float(word) for word in done.stdout.split()])
+    (day, since), (later, still) = told
+    assert 86_000 < later - day < 87_000
+    assert 0 <= still - since < 600
+
+
+def test_a_worker_without_memory_to_take_fails_or_dies() -> None:
+    inside = "print(1, flush=True); input(); print(len(bytearray(1 << 28)))"
+    words = [sys.executable, "-c", inside]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    assert starve_worker(Target(driver=-1, workers={0: process.pid}), random.Random(0)).startswith("limit worker 0")
+    told = process.communicate("go\n", timeout=60)
+    assert "MemoryError" in told[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_on_a_bad_machine_ends_with_every_row_and_whole_checkpoints(tmp_path: Path) -> None:
+    if (why := Host.why_not()) is not None:
+        pytest.skip(why)
+    words = ["--seed", "5", "--strategies", "relay", "--arenas", "host", "--minutes", "0.01", "--deeds", "8"]
+    assert main(["testbed", "chaos", *words, "--out", str(tmp_path)]) == 0
+    (bout,) = json.loads((tmp_path / "chaos.json").read_text())["bouts"]
+    assert bout["deeds"]
+    assert bout["wrong"] == []
 
 
 def test_the_same_seed_draws_the_same_deeds() -> None:

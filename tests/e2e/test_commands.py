@@ -30,6 +30,8 @@ EXECUTED = {
     ("docs/how-to/drills.md", "grep"): PAGE,
     ("docs/how-to/drills.md", "thinwire testbed chaos"): "tests/e2e/test_chaos.py::"
     "test_a_run_under_chaos_ends_with_every_row_and_whole_checkpoints",
+    ("docs/how-to/drills.md", "thinwire testbed soak"): "tests/e2e/test_soak.py::"
+    "test_a_short_soak_keeps_its_rows_and_says_what_grew",
     ("docs/how-to/runbook.md", "thinwire doctor"): "tests/spark/test_doctor.py::"
     "test_versions_and_rows_are_shown_and_an_empty_partition_is_warned_of",
     ("docs/how-to/runbook.md", ""): f"{HERE}::test_the_runbook_s_commands_work_on_a_run_that_lost_a_worker",

@@ -12,6 +12,7 @@ from thinwire.errors import ConfigError, nearest
 BENCHES = {
     "comparison": "comparison",
     "dashboard": "dashboard",
+    "deaths": "deaths",
     "exchange": "exchange",
     "forecast": "forecast",
     "ingest": "frames",

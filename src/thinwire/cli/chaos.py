@@ -14,6 +14,7 @@ from rich.table import Table
 from thinwire.errors import ConfigError, nearest
 from thinwire.testing.chaos import ARENAS, Report
 from thinwire.testing.chaos.bout import raise_if_wrong
+from thinwire.testing.chaos.host import Host
 from thinwire.testing.chaos.season import Season, known_strategies
 from thinwire.testing.sparkbed import SparkBed
 
@@ -22,15 +23,15 @@ def chaos(options: argparse.Namespace) -> int:
     """Plays bouts until the time is up; fails where one went wrong."""
     strategies = _among(options.strategies, known_strategies(), "--strategies")
     arenas = _among(options.arenas, tuple(ARENAS), "--arenas")
-    if options.minutes <= 0 or (options.kills is not None and options.kills < 1):
-        raise ConfigError("--minutes and --kills are not possible below 0; give how long, or how many, it is to go on")
-    why_not = SparkBed.why_not() if "bed" in arenas else None
-    if why_not is not None:
-        raise ConfigError(f"--arenas bed cannot be had here: {why_not}; leave it out")
+    if options.minutes <= 0 or options.deeds < 1 or (options.kills is not None and options.kills < 1):
+        raise ConfigError("--minutes, --kills and --deeds are not possible below 1; give how long, or how many")
+    for arena, why_not in (("bed", SparkBed.why_not), ("host", Host.why_not)):
+        if arena in arenas and (why := why_not()) is not None:
+            raise ConfigError(f"--arenas {arena} cannot be had here: {why}; leave it out")
     out = options.out or tempfile.mkdtemp(prefix="thinwire-chaos-")
     os.makedirs(out, exist_ok=True)
     console = Console(stderr=True)
-    season = Season(options.seed, arenas, strategies, options.minutes, out, options.kills)
+    season = Season(options.seed, arenas, strategies, options.minutes, out, options.kills, options.deeds)
 
     def told(report: Report) -> None:
         state = f"[red]{report.wrong[0]}[/]" if report.wrong else f"{report.rows:,} rows, as many as there are"

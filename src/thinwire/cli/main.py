@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from thinwire.cli.version import ShowVersion
-from thinwire.errors import Interrupted, LostWorkersError, ThinwireError, nearest
+from thinwire.errors import CheckpointError, Interrupted, LostWorkersError, ThinwireError, nearest
 
 TRAIN_HELP = """\
 Run a recipe. A recipe is a TOML file; recipes/digits.toml is a complete one.
@@ -138,10 +138,19 @@ def _testbed(bed: argparse.ArgumentParser) -> None:
     chaos.add_argument("--seed", type=int, default=0, metavar="N", help="of the first bout; each has the next (0)")
     chaos.add_argument("--minutes", type=float, default=5.0, metavar="M", help="after which no bout begins (5)")
     chaos.add_argument("--kills", type=int, metavar="K", help="after which none does; no limit unless given")
-    chaos.add_argument("--arenas", default="local", metavar="NAME,…", help="local, spark, bed (local)")
+    chaos.add_argument("--deeds", type=int, default=12, metavar="N", help="in one bout (12)")
+    chaos.add_argument("--arenas", default="local", metavar="NAME,…", help="local, spark, bed, host (local)")
     chaos.add_argument("--strategies", metavar="NAME,…", help="in turn; all unless given")
     chaos.add_argument("--out", metavar="DIR", help="folder for the runs and the report; a new one unless given")
     chaos.add_argument("--json", action="store_true", help="print the totals as JSON")
+    soak = acts.add_parser("soak", help="a long run in which a worker dies again and again, and what it comes to hold")
+    soak.add_argument("--minutes", type=float, default=60.0, metavar="M", help="with deaths (60)")
+    soak.add_argument("--every", type=float, default=60.0, metavar="S", help="seconds between two deaths (60)")
+    soak.add_argument("--arena", default="bed", metavar="NAME", help="bed, spark or local (bed)")
+    soak.add_argument("--strategy", default="relay", metavar="NAME", help="(relay)")
+    soak.add_argument("--exchange", default="auto", metavar="NAME", help="auto, mesh or spark (auto)")
+    soak.add_argument("--out", metavar="DIR", help="folder for soak.json, with every look")
+    soak.add_argument("--json", action="store_true", help="print what it came to as JSON")
 
 
 def _simulate(sim: argparse.ArgumentParser) -> None:
@@ -241,6 +250,8 @@ def _train(options: argparse.Namespace) -> int:
         raise LostWorkersError(
             "workers were lost and not replaced, so that not all rows were trained on; see the summary"
         )
+    if result.summary["unsaved"]:
+        raise CheckpointError(result.summary["unsaved"])
     return 0
 
 

@@ -37,6 +37,8 @@ def summary_table(summary: dict[str, Any]) -> None:
         console.print(summary["choice"], style="dim", highlight=False)
     for name, why in (summary.get("passed_over") or {}).items():
         console.print(f"[yellow]checkpoint {name} was passed over:[/] {why}", highlight=False)
+    for name, why in (summary.get("unwritten") or {}).items():
+        console.print(f"[yellow]checkpoint {name} could not be written:[/] {why}", highlight=False)
     for said in summary.get("warnings") or ():
         console.print(f"[yellow]exchanging hurt:[/] {said}", highlight=False)
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import signal
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 from rich.console import Console
 
@@ -12,7 +16,24 @@ from thinwire.testing.sparkbed import SparkBed
 
 
 def testbed(options: argparse.Namespace) -> int:
-    """The act that was asked for."""
+    """The act that was asked for; ended from outside, it takes down what it has set up."""
+    with _unwinding():
+        return _act(options)
+
+
+@contextlib.contextmanager
+def _unwinding() -> Iterator[None]:
+    def end(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _act(options: argparse.Namespace) -> int:
     if options.act == "schedules":
         from thinwire.cli.schedules import schedules  # torch, which the other needs not
 
@@ -21,6 +42,10 @@ def testbed(options: argparse.Namespace) -> int:
         from thinwire.cli.chaos import chaos
 
         return chaos(options)
+    if options.act == "soak":
+        from thinwire.cli.soak import soak
+
+        return soak(options)
     return _run(options)
 
 

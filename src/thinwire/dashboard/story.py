@@ -209,6 +209,9 @@ class Story:
         self.head["checkpoint"] = event.get("name")
         self._mark(now, "saved", f"checkpoint {event.get('name')}")
 
+    def _on_checkpoint_failed(self, event: dict[str, Any], now: float) -> None:
+        self._mark(now, "hurts", f"checkpoint {event.get('name')} could not be written: {event.get('reason')}"[:400])
+
     def _on_run_ended(self, event: dict[str, Any], now: float) -> None:
         self._tick(now, last=True)
         self.head |= {"state": "ended", "reason": event.get("reason"), "summary": event.get("summary") or {}}

@@ -21,7 +21,7 @@ from thinwire.engine.outcome import Outcome, Policy
 from thinwire.engine.ports import WHOEVER, Commit, Exit, Header, Hub, Message, Workforce
 from thinwire.engine.saves import Saves
 from thinwire.engine.stopping import Verdict
-from thinwire.errors import ConfigError, DataError
+from thinwire.errors import CheckpointError, ConfigError, DataError
 
 TURN_S = 0.25
 """How often it looks around when nothing comes: each time takes a processor from somebody's step."""
@@ -350,13 +350,13 @@ class Coordinator:
             return
         needed = set(self.membership.members) & set(self.membership.seats)
         for whole in self._saves.whole(needed, self.outcome.checkpoint):
-            meta = {
-                "verdict": self._jury.law.state(),
-                "history": self.outcome.history,
-                "train_loss": self.outcome.train_loss,
-                **self._meta(),
-            }
-            size_bytes = self._commit(whole.name, whole.step, whole.parts, meta)
+            meta = {"verdict": self._jury.law.state(), "history": self.outcome.history} | self._meta()
+            meta["train_loss"] = self.outcome.train_loss
+            try:
+                size_bytes = self._commit(whole.name, whole.step, whole.parts, meta)
+            except CheckpointError as error:
+                self._emit(self.outcome.heed(events.CheckpointFailed(name=whole.name, reason=str(error))))
+                continue
             self.outcome.checkpoint = whole.name
             self._emit(events.CheckpointSaved(name=whole.name, steps=whole.step, size_bytes=size_bytes))
 

@@ -21,7 +21,14 @@ _MOST = 2**63
 MOST_PIECES = 1 << 20
 """Of a result, and of each of its pieces."""
 _SAVE = re.compile(r"[0-9]{1,18}-(final|step-[0-9]{1,18})")
-_TOLD = events.RoundLanded, events.SettingChanged, events.Tried, events.HandedOver, events.Rejoined
+_TOLD = (
+    events.RoundLanded,
+    events.SettingChanged,
+    events.Tried,
+    events.HandedOver,
+    events.Rejoined,
+    events.CheckpointFailed,
+)
 TOLD = {kind.kind: kind for kind in _TOLD}
 """Events that workers tell of."""
 

@@ -10,6 +10,8 @@ from thinwire import events
 from thinwire.engine.deadlines import Deadlines
 from thinwire.engine.stopping import EarlyStopping, Target
 
+LAST_UNWRITTEN = 8
+
 
 @dataclass
 class Policy:
@@ -55,6 +57,8 @@ class Outcome:
     """Why the exchange is set as it is."""
     warnings: list[str] = field(default_factory=list)
     """Where exchanging was found to hurt."""
+    unwritten: dict[str, str] = field(default_factory=dict)
+    """Why checkpoints could not be written, by name; the last few."""
 
     def heed(self, event: events.Event) -> events.Event:
         """Keeps what a person wants to read at the end."""
@@ -62,7 +66,19 @@ class Outcome:
             self.choice = event.why or self.choice
         elif isinstance(event, events.Tried) and event.hurts:
             self.warnings.append(event.hurts)
+        elif isinstance(event, events.CheckpointFailed):
+            self.unwritten[event.name] = event.reason
+            if len(self.unwritten) > LAST_UNWRITTEN:
+                self.unwritten.pop(next(iter(self.unwritten)))
         return event
+
+    @property
+    def unsaved(self) -> str | None:
+        """Why the newest checkpoint could not be written; None where it was."""
+        newest = max(self.unwritten, key=order_of, default="")
+        if order_of(newest) <= order_of(self.checkpoint or ""):
+            return None
+        return f"checkpoint {newest} could not be written: {self.unwritten[newest]}"
 
     def lack(self, workers: list[int]) -> None:
         """Says why the run ended, if nothing else has; these workers' rows are not all done."""

@@ -7,8 +7,6 @@ goes the same way each time; otherwise they go on stepping.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +15,7 @@ from torch import Tensor
 
 from thinwire.engine.resuming import worker_tree
 from thinwire.engine.signals import Landed
+from thinwire.engine.writing import SavePart, Writer
 
 if TYPE_CHECKING:
     from thinwire.engine.worker import Worker
@@ -40,8 +39,8 @@ class _Publication(NamedTuple):
 class Publisher:
     """One worker's part in publications."""
 
-    def __init__(self, worker: Worker, save_part: Callable[[str, str, object], Any] | None) -> None:
-        self._worker, self._save_part = worker, save_part
+    def __init__(self, worker: Worker, save_part: SavePart | None) -> None:
+        self._worker = worker
         self.number = 0
         """Publications seen so far."""
         self.went = (0, 0)
@@ -60,8 +59,7 @@ class Publisher:
         self._again: dict[str, Any] = {}
         self._models: dict[int, dict[str, Tensor]] = {}
         self.best: dict[str, Tensor] | None = None
-        self._io = worker.time.executor("checkpoint")
-        self._writes: list[Future[None]] = []
+        self._writer = Writer(worker, save_part)
 
     # -- deciding (first worker) ------------------------------------------------------------------------------------
 
@@ -252,9 +250,9 @@ class Publisher:
 
     # -- saving -----------------------------------------------------------------------------------------------------
 
-    def _save(self, publication: _Publication, buffers: dict[str, Tensor]) -> None:
+    def _save(self, publication: _Publication, buffers: dict[str, Tensor], *, last: bool = False) -> None:
         worker, name = self._worker, publication.save
-        if self._save_part is None or name is None:
+        if name is None:
             return
         trees: dict[str, object] = {f"worker-{worker.plan.worker}": publication.own}
         if worker.lead and publication.joint is not None:
@@ -266,18 +264,7 @@ class Publisher:
             if worker.strategy.replicated:
                 joint["replica"] = worker.replica.shared()
             trees[self.joint_name] = joint
-        steps = worker.meter.steps
-
-        def write() -> None:
-            assert self._save_part is not None
-            parts = []
-            for part, tree in trees.items():
-                written = self._save_part(name, part, tree)
-                parts.append({"name": part, "size_bytes": written.size_bytes, "digest": written.digest})
-            worker.say("saved", name=name, parts=parts, steps=steps)
-
-        self._writes = [w for w in self._writes if not w.done() or w.result()]
-        self._writes.append(self._io.submit(write))
+        self._writer.write(name, trees, last=last)
 
     part = 0
     joint_name = "joint"
@@ -328,10 +315,8 @@ class Publisher:
             tree = worker.joint.tree()
             if worker.joint.model is not None:
                 tree["state"][0] = model.clone()
-            self._save(_Publication(number, model, tree, name, own, False), buffers)
-        for write in self._writes:
-            write.result(timeout=plan.deadlines.conclude_s)
-        self._io.shutdown()
+            self._save(_Publication(number, model, tree, name, own, False), buffers, last=True)
+        self._writer.finish(plan.deadlines.conclude_s)
         self._hand_back(self.best if self.best is not None else worker.replica.state_of(model, buffers))
 
     def _clear(self) -> None:

@@ -30,12 +30,21 @@ class SparkBed:
         rate: of every node in each direction.
         cores: task slots of each.
         memory: of each executor, as Spark writes it.
+        folder: where everyone keeps temporary files; the system's unless given.
     """
 
-    def __init__(self, nodes: int, rate: str | None = "1gbit", *, cores: int = 1, memory: str = "1g") -> None:
-        self.nodes, self._cores, self._memory = nodes, cores, memory
+    def __init__(
+        self,
+        nodes: int,
+        rate: str | None = "1gbit",
+        *,
+        cores: int = 1,
+        memory: str = "1g",
+        folder: str | None = None,
+    ) -> None:
+        self.nodes, self._cores, self._memory, self._temporary = nodes, cores, memory, folder
         self.bed = Testbed(nodes + 1, rate)
-        self._folder = tempfile.TemporaryDirectory(prefix="thinwire-sparkbed-")
+        self._folder = tempfile.TemporaryDirectory(prefix="thinwire-sparkbed-", dir=folder)
 
     @staticmethod
     def why_not() -> str | None:
@@ -89,6 +98,7 @@ class SparkBed:
         """What processes on a node are started with."""
         own = {"SPARK_LOCAL_IP": self.bed.address(node), "PYSPARK_PYTHON": sys.executable, "SPARK_HOME": _home()}
         own["GLOO_SOCKET_IFNAME"] = "eth0"  # the machine's name is that of a loopback here
+        own |= {"TMPDIR": self._temporary} if self._temporary else {}
         path = os.pathsep.join(p for p in sys.path if p)  # so that executors find what this process runs
         return os.environ | own | {"PYTHONPATH": path, "SPARK_LOCAL_DIRS": self._folder.name, "SPARK_NO_DAEMONIZE": "1"}
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from thinwire.checkpoint import CheckpointStore
-from thinwire.errors import LostWorkersError, ThinwireError, WorkerError
+from thinwire.errors import CheckpointError, LostWorkersError, ThinwireError, WorkerError
 from thinwire.testing.chaos.deeds import Target, draw
 
 LIMIT_S = 420.0
@@ -21,6 +21,8 @@ LEAVE_S = 60.0
 """Workers of a driver that is gone end within this."""
 RESUMABLE = (-9, 137, LostWorkersError.exit_code)
 """Exit codes after which a run is to be gone on with: its driver was killed, or all who held its model."""
+EXCUSES = {"limit": WorkerError.exit_code, "fill": CheckpointError.exit_code}
+"""By what was done, how a run may end for it; it is gone on with."""
 POLL_S = 0.05
 
 
@@ -53,22 +55,36 @@ class Bout:
     """Plays one bout; the same seed does the same deeds, though what they hit depends on the clock."""
 
     def __init__(
-        self, arena: str, strategy: str, seed: int, *, recipe: str, out: str, settings: list[str], bed: Any = None
+        self,
+        arena: str,
+        strategy: str,
+        seed: int,
+        *,
+        recipe: str,
+        out: str,
+        log: str,
+        settings: list[str],
+        bed: Any = None,
+        host: Any = None,
     ) -> None:
         self._chance = random.Random(f"{arena} {strategy} {seed}")
-        self._recipe, self._out, self._settings, self._bed = recipe, out, settings, bed
+        self._recipe, self._out, self._log, self._settings = recipe, out, log, settings
+        self._bed, self._host = bed, host
         self.report = Report(arena, strategy, seed)
         self._began = time.monotonic()
         self._read = 0
         self._touched: set[int] = set()
         self._pids: set[int] = set()
+        self._excused: set[int] = set()
+        """Exit codes that something done to this run explains."""
 
     def play(self, *, every_s: float, most: int) -> Report:
         """Runs until the run is complete, a deed now and then, `most` in all."""
         resume = False
         while True:
+            self._excused.clear()
             code = self._run(resume, every_s, most)
-            if code not in RESUMABLE or self.report.wrong:
+            if code not in (*RESUMABLE, *self._excused) or self.report.wrong:
                 break
             if not self._checkpoints():
                 self._start_over()
@@ -84,12 +100,13 @@ class Bout:
     def _run(self, resume: bool, every_s: float, most: int) -> int:
         words = [sys.executable, "-m", "thinwire", "train", self._recipe, "--json", *self._settings]
         words += ["--resume" if resume else "--out", self._out]
-        with open(f"{self._out}.log", "ab") as log:
+        with open(self._log, "ab") as log:
             if self._bed is None:
-                process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
+                own = os.environ | (self._host.environment() if self._host else {})
+                process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True, env=own)
             else:
                 process = self._bed.drive(words, stdout=log, stderr=log)
-        target = Target(process.pid, bed=self._bed)
+        target = Target(process.pid, bed=self._bed, host=self._host)
         try:
             return self._disturb(process, target, every_s, most)
         finally:
@@ -106,7 +123,7 @@ class Bout:
             self._follow(target)
             now = time.monotonic()
             if now - self._began > LIMIT_S:
-                self.report.wrong.append(f"not over after {LIMIT_S:.0f} s; the log is {self._out}.log")
+                self.report.wrong.append(f"not over after {LIMIT_S:.0f} s; the log is {self._log}")
                 return 124
             if now >= due and len(self.report.deeds) < most and target.workers:
                 self._do(target)
@@ -121,6 +138,7 @@ class Bout:
         if done:
             self.report.deeds.append((round(time.monotonic() - self._began, 2), done))
             self.report.kills += done.startswith("kill")
+            self._excused |= {code for word, code in EXCUSES.items() if done.startswith(word)}
             self._touched |= {worker for worker in target.workers if f"worker {worker}" in done}
 
     def _follow(self, target: Target) -> None:
@@ -176,7 +194,7 @@ class Bout:
 
     def _judge(self, code: int) -> None:
         if code != 0:
-            self.report.wrong.append(f"exit code {code}; the log is {self._out}.log")
+            self.report.wrong.append(f"exit code {code}; the log is {self._log}")
             return
         with open(f"{self._out}/summary.json") as found:
             summary = json.load(found)

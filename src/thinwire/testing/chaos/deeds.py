@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 EXECUTOR = "CoarseGrainedExecutorBackend"
-LOW_BYTES = 64 << 20
+LOW_BYTES = 1 << 20
 """What a worker whose memory is limited may take beyond what it has."""
+SLOW_BYTES = 64 << 10
+"""A second, of a slow disk."""
 
 
 @dataclass
@@ -26,6 +28,8 @@ class Target:
     """Process ids by worker; helpers beside the driver are workers without rows."""
     bed: Any = None
     """The emulated network, where there is one."""
+    host: Any = None
+    """The disk and the clock, where they are the bout's own."""
     undo: list[Callable[[], Any]] = field(default_factory=list)
 
     def later(self, seconds: float, act: Callable[[], Any]) -> None:
@@ -100,10 +104,44 @@ def throttle_node(target: Target, chance: random.Random) -> str:
     return f"throttle node {node} to {rate} for {seconds:g} s"
 
 
+def fill_disk(target: Target, chance: random.Random) -> str:
+    """The disk that the run writes to is full for a while."""
+    seconds = chance.choice((2.0, 6.0, 15.0))
+    target.host.fill()
+    target.later(seconds, target.host.free)
+    return f"fill the disk for {seconds:g} s"
+
+
+def slow_disk(target: Target, chance: random.Random) -> str:
+    """The disk takes a few pages a second for a while."""
+    seconds = chance.choice((5.0, 15.0))
+    if not target.host.throttles:
+        return ""
+    target.host.slow(SLOW_BYTES, [target.driver, *target.workers.values()])
+    target.later(seconds, lambda: target.host.slow(0, []))
+    return f"slow the disk to {SLOW_BYTES >> 10} KiB/s for {seconds:g} s"
+
+
+def jump_clock(target: Target, chance: random.Random) -> str:
+    """The time of day is another, for driver and workers."""
+    offset_s = chance.choice((-86_400, -3_600, -7, 7, 3_600, 86_400))
+    if not target.host.has_clock:
+        return ""
+    target.host.set_clock(offset_s)
+    return f"jump the clock to {offset_s:+,} s"
+
+
 LOCAL: tuple[tuple[Deed, int], ...] = ((kill_worker, 12), (pause_worker, 3), (kill_driver, 1))
 SPARK: tuple[tuple[Deed, int], ...] = ((kill_worker, 5), (kill_executor, 5), (pause_worker, 2), (kill_driver, 1))
 BED: tuple[tuple[Deed, int], ...] = ((kill_worker, 3), (kill_executor, 3), (cut_node, 3), (throttle_node, 2))
-ARENAS: dict[str, tuple[tuple[Deed, int], ...]] = {"local": LOCAL, "spark": SPARK, "bed": BED}
+HOST: tuple[tuple[Deed, int], ...] = (
+    (kill_worker, 3),
+    (fill_disk, 3),
+    (slow_disk, 2),
+    (jump_clock, 3),
+    (starve_worker, 2),
+)
+ARENAS: dict[str, tuple[tuple[Deed, int], ...]] = {"local": LOCAL, "spark": SPARK, "bed": BED, "host": HOST}
 """By where a run is, what is done to it, and how often of all."""
 
 

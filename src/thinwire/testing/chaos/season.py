@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,14 +15,15 @@ from typing import Any
 from thinwire.recipe import shipped
 from thinwire.strategies import STRATEGIES
 from thinwire.testing.chaos.bout import Bout, Report
+from thinwire.testing.chaos.host import Host
 
 WORKERS = 4
-EPOCHS = {"local": 60, "spark": 40, "bed": 40}
-"""By place: a bout takes half a minute where nothing is done to it."""
-EVERY_S = {"local": 1.5, "spark": 4.0, "bed": 6.0}
+EPOCHS = {"local": 60, "spark": 40, "bed": 40, "host": 60}
+"""By place: a bout of so many deeds takes half a minute where nothing is done to it."""
+EVERY_S = {"local": 1.5, "spark": 4.0, "bed": 6.0, "host": 3.0}
 """Between two deeds, on average: a replacement takes about as long to be there."""
-MOST_DEEDS = 12
-"""In one bout; the rest of it is to end in peace."""
+DEEDS = 12
+"""In one bout, unless said; the rest of it is to end in peace."""
 SETTINGS = ("run.checkpoint_every=20", f"cluster.workers={WORKERS}", "train.optimizer.lr=0.01")
 
 
@@ -31,11 +33,13 @@ class Season:
 
     Args:
         seed: of the first bout; each has the next.
-        arenas: "local", "spark" (a local-cluster of executors) and "bed" (Spark on an emulated network, as root).
+        arenas: "local", "spark" (a local-cluster of executors), "bed" (Spark on an emulated network, as root) and
+            "host" (processes on a disk and under a clock of their own, as root).
         strategies: by name, in turn.
         minutes: after which no bout begins.
         kills: after which none does; no limit unless given.
         out: a folder for the runs and the report.
+        deeds: in one bout.
     """
 
     seed: int
@@ -44,6 +48,7 @@ class Season:
     minutes: float
     out: str
     kills: int | None = None
+    deeds: int = DEEDS
     reports: list[Report] = field(default_factory=list)
 
     def play(self, told: Callable[[Report], None] = lambda report: None) -> list[Report]:
@@ -80,11 +85,16 @@ class Season:
 
     def _bout(self, arena: str, strategy: str, seed: int) -> Report:
         out = os.path.join(self.out, f"{seed:04d}-{arena}-{strategy}")
-        settings = [*SETTINGS, f"strategy.name={strategy}", f"train.epochs={EPOCHS[arena]}"]
-        settings += ["cluster.max_restarts=1000"] if arena == "local" else ["cluster.kind=spark"]
+        settings = [*SETTINGS, f"strategy.name={strategy}", f"train.epochs={EPOCHS[arena] * self.deeds // DEEDS}"]
+        settings += ["cluster.max_restarts=1000"] if arena in ("local", "host") else ["cluster.kind=spark"]
         with contextlib.ExitStack() as stack:
-            bed = None
-            if arena == "spark":
+            bed = host = None
+            folder, log = out, f"{out}.log"
+            if arena == "host":
+                os.makedirs(out)
+                host = stack.enter_context(Host(out))
+                folder = os.path.join(host.disk, "run")
+            elif arena == "spark":
                 settings.append(f"cluster.master=local-cluster[{WORKERS},1,1024]")
             elif arena == "bed":
                 from thinwire.testing.sparkbed import SparkBed
@@ -92,8 +102,12 @@ class Season:
                 bed = stack.enter_context(SparkBed(WORKERS, "1gbit"))
                 settings.append(f"cluster.master={bed.master}")
             words = [word for setting in settings for word in ("--set", setting)]
-            bout = Bout(arena, strategy, seed, recipe=shipped()["digits"], out=out, settings=words, bed=bed)
-            return bout.play(every_s=EVERY_S[arena], most=MOST_DEEDS)
+            places: dict[str, Any] = {"out": folder, "log": log, "bed": bed, "host": host}
+            bout = Bout(arena, strategy, seed, recipe=shipped()["digits"], settings=words, **places)
+            report = bout.play(every_s=EVERY_S[arena], most=self.deeds)
+            if folder != out and report.wrong:  # the disk goes
+                shutil.copytree(folder, os.path.join(out, "run"))
+            return report
 
     def _write(self) -> None:
         path = os.path.join(self.out, "chaos.json")

@@ -1,0 +1,63 @@
+"""Parts of checkpoints on their way to a store, beside the steps.
+
+A part that cannot be written is told of, and training goes on: an older checkpoint is better than the end of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from thinwire.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from thinwire.engine.worker import Worker
+
+MOST_WAITING = 2
+"""Checkpoints that may wait for a slow store; each is a copy of the model."""
+
+SavePart = Callable[[str, str, object], Any]
+
+
+class Writer:
+    """Writes one worker's parts, in the order in which they were given."""
+
+    def __init__(self, worker: Worker, save_part: SavePart | None) -> None:
+        self._worker, self._save_part = worker, save_part
+        self._io = worker.time.executor("checkpoint")
+        self._writes: dict[Future[None], str] = {}
+
+    def write(self, name: str, trees: dict[str, object], *, last: bool = False) -> None:
+        """Begins to write a checkpoint's parts, unless earlier ones are still being written."""
+        if self._save_part is None:
+            return
+        self._writes = {write: of for write, of in self._writes.items() if not write.done() or write.result()}
+        if len(self._writes) >= MOST_WAITING and not last:
+            self._failed(name, f"{len(self._writes)} earlier ones are still being written: the store is slow")
+            return
+        self._writes[self._io.submit(self._write, name, trees, self._worker.meter.steps)] = name
+
+    def finish(self, patience_s: float) -> None:
+        """Waits for what was begun, within reason."""
+        for write, name in self._writes.items():
+            try:
+                write.result(timeout=patience_s)
+            except TimeoutError:
+                self._failed(name, f"it was not written after {patience_s:.0f} s: the store is slow")
+        self._io.shutdown(wait=all(write.done() for write in self._writes))
+
+    def _write(self, name: str, trees: dict[str, object], steps: int) -> None:
+        assert self._save_part is not None
+        parts = []
+        for part, tree in trees.items():
+            try:
+                written = self._save_part(name, part, tree)
+            except CheckpointError as error:
+                self._failed(name, str(error))
+                return
+            parts.append({"name": part, "size_bytes": written.size_bytes, "digest": written.digest})
+        self._worker.say("saved", name=name, parts=parts, steps=steps)
+
+    def _failed(self, name: str, reason: str) -> None:
+        self._worker.event("checkpoint_failed", worker=self._worker.plan.worker, name=name, reason=reason)

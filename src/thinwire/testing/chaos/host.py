@@ -1,0 +1,126 @@
+"""A machine of its own for a bout: a small disk that can be full or slow, and a clock that can jump. Needs root."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import shutil
+import subprocess
+from types import TracebackType
+
+from thinwire.errors import ConfigError
+
+DISK_BYTES = 96 << 20
+CLOCKS = ("/usr/lib/*/faketime/libfaketime.so.1", "/usr/lib*/faketime/libfaketime.so.1")
+"""Where Debian, Fedora and their like keep libfaketime."""
+THROTTLES = "/sys/fs/cgroup/blkio"
+
+
+class Host:
+    """A disk in a file, mounted where runs write to, and a file that says what time it is; a context manager.
+
+    Args:
+        folder: an empty folder of the bout's; `disk` in it is the disk.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self.disk = os.path.join(folder, "disk")
+        self._image = os.path.join(folder, "disk.image")
+        self._filler = os.path.join(self.disk, "filler")
+        self._time = os.path.join(folder, "time")
+        self._cgroup = os.path.join(THROTTLES, f"thinwire-{os.getpid()}-{os.path.basename(folder)}")
+
+    @staticmethod
+    def why_not() -> str | None:
+        """Why there can be none here; None where there can."""
+        missing = [name for name in ("mkfs.ext4", "mount", "umount") if shutil.which(name) is None]
+        if os.geteuid() != 0:
+            return "it mounts a disk, which needs root"
+        return f"{', '.join(missing)} is not installed" if missing else None
+
+    def __enter__(self) -> Host:
+        if why := self.why_not():
+            raise ConfigError(f"a machine for chaos cannot be had: {why}")
+        os.makedirs(self.disk)
+        self.set_clock(0)
+        with open(self._image, "wb") as image:
+            image.truncate(DISK_BYTES)
+        _do("mkfs.ext4", "-q", "-F", "-m", "0", self._image)
+        _do("mount", "-o", "loop", self._image, self.disk)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _do("umount", "--lazy", self.disk)
+        os.unlink(self._image)
+        with contextlib.suppress(OSError):  # somebody may still be in it
+            os.rmdir(self._cgroup)
+
+    # -- the disk ---------------------------------------------------------------------------------------------------
+
+    def fill(self) -> None:
+        """Leaves no byte free."""
+        with open(self._filler, "ab", buffering=0) as file:
+            for size in (1 << 20, 1 << 12, 1):
+                with contextlib.suppress(OSError):
+                    while True:
+                        file.write(bytes(size))
+
+    def free(self) -> None:
+        """Undoes it."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._filler)
+
+    @property
+    def throttles(self) -> bool:
+        """Whether writes can be slowed down: through cgroups, in their first version."""
+        return os.path.isdir(THROTTLES)
+
+    def slow(self, bytes_per_s: int, pids: list[int]) -> None:
+        """Holds what these processes write to a rate; 0 lifts it."""
+        os.makedirs(self._cgroup, exist_ok=True)
+        device = os.stat(self.disk).st_dev
+        with open(os.path.join(self._cgroup, "blkio.throttle.write_bps_device"), "w") as file:
+            file.write(f"{os.major(device)}:{os.minor(device)} {bytes_per_s}")
+        for pid in pids:
+            with contextlib.suppress(OSError), open(os.path.join(self._cgroup, "cgroup.procs"), "w") as file:
+                file.write(str(pid))
+
+    # -- the clock --------------------------------------------------------------------------------------------------
+
+    @property
+    def has_clock(self) -> bool:
+        """Whether libfaketime is installed, which stands between a process and the time of day."""
+        return _library() is not None
+
+    def set_clock(self, offset_s: int) -> None:
+        """Moves the time of day, and leaves the time since the machine started as it is."""
+        with open(f"{self._time}.new", "w") as file:
+            file.write(f"{offset_s:+d}s\n")
+        os.replace(f"{self._time}.new", self._time)
+
+    def environment(self) -> dict[str, str]:
+        """What processes are started with whose clock is to be moved."""
+        library = _library()
+        if library is None:
+            return {}
+        return {
+            "LD_PRELOAD": library,
+            "FAKETIME_TIMESTAMP_FILE": self._time,
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "DONT_FAKE_MONOTONIC": "1",
+        }
+
+
+def _library() -> str | None:
+    return next((path for pattern in CLOCKS for path in glob.glob(pattern)), None)
+
+
+def _do(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ConfigError(f"a machine for chaos cannot be had: {' '.join(words)}: {done.stderr.strip()[-300:]}")

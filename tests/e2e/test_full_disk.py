@@ -1,0 +1,143 @@
+"""Disks that are full or slow while a run writes to them: it goes on, says so, and loses nothing that was there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import thinwire as tw
+from thinwire import events
+from thinwire.checkpoint import CheckpointStore
+from thinwire.models import mlp
+from thinwire.runlog import RunLog
+
+LARGE = 2 << 20
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 2 MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a tmpfs needs root")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={LARGE}", "tmpfs", str(folder)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"a tmpfs cannot be mounted here: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(disk: Path) -> None:
+    """To the last byte."""
+    with open(disk / "filler", "ab", buffering=0) as file:
+        for size in (1 << 16, 1 << 12, 1):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                continue
+
+
+def kinds(out: Path) -> list[str]:
+    return [json.loads(line)["kind"] for line in (out / "events.jsonl").read_text().splitlines()]
+
+
+def fit(out: Path, **more: Any) -> tw.Result:
+    given = {"strategy": tw.SparkNet(period=5), "cluster": tw.Local(workers=2), "epochs": 8, "checkpoint_every": 10}
+    return tw.fit(mlp, "digits", inputs=["pixels"], out=str(out), progress=False, **(given | more))
+
+
+def test_a_run_goes_on_while_the_disk_is_full_and_saves_again_when_it_is_not(disk: Path) -> None:
+    out = disk / "run"
+    seen: list[str] = []
+
+    def act(event: events.Event) -> None:
+        seen.append(event.kind)
+        if seen.count("checkpoint_saved") == 1 and event.kind == "checkpoint_saved":
+            fill(disk)
+        elif seen.count("checkpoint_failed") == 1 and event.kind == "checkpoint_failed":
+            (disk / "filler").unlink()
+
+    result = fit(out, callbacks=[act])
+    assert result.summary["complete"]
+    assert result.summary["unsaved"] is None
+    assert any("the disk is full" in why for why in result.summary["unwritten"].values())
+    assert seen.index("checkpoint_failed") < len(seen) - 1 - seen[::-1].index("checkpoint_saved")
+    assert kinds(out) == seen, "what happened meanwhile is in the file too"
+    newest = CheckpointStore(f"{out}/checkpoints").latest()
+    assert newest is not None
+    assert newest.name == result.summary["checkpoint"]
+    assert newest.name.endswith("final")
+
+
+@pytest.mark.slow
+def test_a_disk_that_stays_full_costs_what_came_after_the_last_checkpoint_and_no_more(disk: Path) -> None:
+    out = disk / "run"
+
+    def act(event: events.Event) -> None:
+        if event.kind == "checkpoint_saved":
+            fill(disk)
+
+    result = fit(out, callbacks=[act])
+    assert result.summary["complete"], "the model is handed back all the same"
+    assert "the disk is full" in result.summary["unsaved"]
+    (disk / "filler").unlink()
+    (kept,) = CheckpointStore(f"{out}/checkpoints").manifests()
+    recipe = disk / "recipe.toml"
+    recipe.write_text(
+        '[model]\nzoo = "mlp"\n[data]\nsource = "digits"\ninputs = ["pixels"]\n[train]\nepochs = 8\n'
+        '[strategy]\nname = "sparknet"\nperiod = 5\n[run]\ncheckpoint_every = 100000\n'
+    )
+    train = [sys.executable, "-m", "thinwire", "train", str(recipe), "--json", "--resume", str(out)]
+    fill(disk)
+    full = subprocess.run(train, capture_output=True, text=True, timeout=120, check=False)
+    assert full.returncode == 8, full.stderr[-2000:]
+    assert "the disk is full" in full.stderr
+    (disk / "filler").unlink()
+    done = subprocess.run(train, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout.splitlines()[-1])["resumed_from"] == kept.name
+
+
+def test_a_store_slower_than_checkpoints_come_is_not_given_more_and_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = CheckpointStore.write_part
+
+    def slow(self: CheckpointStore, checkpoint: str, part: str, tree: object) -> Any:
+        time.sleep(0.4)
+        return real(self, checkpoint, part, tree)
+
+    monkeypatch.setattr(CheckpointStore, "write_part", slow)
+    log: list[events.Event] = []
+    result = fit(
+        tmp_path / "run", cluster=tw.Local(workers=2, processes=False), checkpoint_every=5, callbacks=[log.append]
+    )
+    told = [event.reason for event in log if isinstance(event, events.CheckpointFailed)]
+    assert told
+    assert all("earlier ones are still being written" in reason for reason in told)
+    assert result.summary["unsaved"] is None, "the last one is waited for"
+
+
+def test_lines_wait_for_room_in_their_order(disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log = RunLog(str(disk))
+    log.emit(events.CheckpointSaved(name="a", steps=0, size_bytes=0))
+    fill(disk)
+    for step in range(300):
+        log.emit(events.CheckpointSaved(name="b", steps=step, size_bytes=0))
+    assert sum("kept until it can" in record.getMessage() for record in caplog.records) == 1
+    (disk / "filler").unlink()
+    log.close(events.CheckpointSaved(name="c", steps=300, size_bytes=0))
+    lines = [json.loads(line) for line in (disk / "events.jsonl").read_text().splitlines()]
+    assert [line["name"] for line in lines] == ["a"] + ["b"] * 300 + ["c"]
+    assert [line["steps"] for line in lines[1:]] == list(range(301))
