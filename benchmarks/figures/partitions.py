@@ -1,4 +1,4 @@
-"""Larger networks gain more from being shared out: the model-parallel figure of the paper `001`, and SINGA's Fig. 7.
+"""Larger networks gain more from being shared out: Shrivastava et al.'s model-parallel figure, and SINGA's Fig. 7.
 
     thinwire bench placement --save benchmarks/results
     python benchmarks/figures/partitions.py docs/images/placement.svg

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,18 @@ def test_rows_that_are_not_there_are_a_problem_and_the_exit_code_says_so(tmp_pat
     found = doctor("--workers", "2", "--data", str(tmp_path))
     assert found.returncode == ConfigError.exit_code, found.stderr
     assert "the data has no rows" in found.stdout
+
+
+def test_a_spark_connect_server_that_is_not_there_is_told_at_once() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    began = time.monotonic()
+    done = doctor("--master", f"sc://127.0.0.1:{port}")
+    assert done.returncode == ConfigError.exit_code
+    assert f"sc://127.0.0.1:{port}" in done.stderr
+    assert "refused" in done.stderr
+    assert time.monotonic() - began < 60, "Spark's own client tries for many minutes"
 
 
 def test_a_master_that_is_none_is_named_in_a_sentence() -> None:

@@ -49,7 +49,7 @@ def small_alexnet() -> nn.Module:
 
 
 def connected(wide: int) -> Callable[[], nn.Module]:
-    """The fully connected network of the paper `001`: layer upon layer of neurons."""
+    """The fully connected network of Shrivastava et al. (2017): layer upon layer of neurons."""
 
     def made() -> nn.Module:
         layers: list[nn.Module] = []

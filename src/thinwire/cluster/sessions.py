@@ -9,8 +9,12 @@ import sys
 import threading
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 from thinwire.errors import ConfigError
+
+CONNECT_PORT = 15002
+KNOCK_S = 10.0
 
 
 def is_remote(session: Any) -> bool:
@@ -53,6 +57,7 @@ def start_session(master: str | None, workers: int) -> Any:
 
 def _started(builder: Any, master: str | None, workers: int) -> Any:
     if master is not None and master.startswith("sc://"):
+        _knock(master)
         return builder.remote(master).getOrCreate()
     builder = builder.appName("thinwire").master(master or f"local[{workers},1000]")
     if master is None or master.startswith("local"):
@@ -62,6 +67,13 @@ def _started(builder: Any, master: str | None, workers: int) -> Any:
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def _knock(master: str) -> None:
+    """Sees whether anybody listens at a Spark Connect address, whose client would try again for many minutes."""
+    at = urlsplit(master)
+    with socket.create_connection((at.hostname or "", at.port or CONNECT_PORT), timeout=KNOCK_S):
+        return
 
 
 def slots(session: Any) -> int | None:

@@ -23,6 +23,8 @@ def failure(seat: Seat, header: Header, outcome: Outcome) -> tuple[events.Worker
         return event, DivergedError(f"{where}: {header['error']}{outcome.last_good()}")
     if header.get("kind") == "LostWorkersError":
         return event, LostWorkersError(f"{where}: {header['error']}; go on from the last checkpoint with resume")
+    if header.get("kind") == "TimedOutError":
+        return event, TimedOutError(f"{where}: {header['error']}. Go on from the last checkpoint with resume.")
     return event, WorkerError(f"{where} failed: {header['error']}\n\n{header['traceback']}")
 
 

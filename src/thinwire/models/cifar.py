@@ -50,14 +50,14 @@ def resnet110() -> nn.Module:
 
 
 def fully_connected() -> nn.Module:
-    """Two hidden layers for 28 × 28 digits, the first kind of network of `001`; it names no sizes that we have."""
+    """Two hidden layers for 28 × 28 digits, Shrivastava et al.'s first kind of network; sizes are ours."""
     return nn.Sequential(
         nn.Flatten(), nn.Linear(784, 1024), nn.Sigmoid(), nn.Linear(1024, 1024), nn.Sigmoid(), nn.Linear(1024, 10)
     )
 
 
 def three_convolutions() -> nn.Module:
-    """Three convolutions, a mean pool after the first two, for 3 × 32 × 32: the second kind of network of `001`."""
+    """Three convolutions, a mean pool after the first two, for 3 × 32 × 32: Shrivastava et al.'s second kind."""
     return nn.Sequential(
         nn.Conv2d(3, 32, 5, padding=2), nn.ReLU(), nn.AvgPool2d(2),
         nn.Conv2d(32, 32, 5, padding=2), nn.ReLU(), nn.AvgPool2d(2),

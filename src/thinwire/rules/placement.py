@@ -112,7 +112,7 @@ def backpropagation_messages(processes: int, layers: int, examples: int) -> floa
     >>> backpropagation_messages(4, 3, 1), backpropagation_messages(1, 3, 1)
     (20.0, 0.0)
 
-    The framework `001` of the five papers, whose cost analysis is T = t_lat · messages + t_data · units.
+    Shrivastava et al. (2017), whose cost analysis is T = t_lat · messages + t_data · units.
     """
     if processes == 1:
         return 0.0

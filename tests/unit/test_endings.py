@@ -1,0 +1,28 @@
+"""What a worker's failure becomes: by its kind, an error that says what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from thinwire.engine.endings import failure
+from thinwire.engine.membership import Seat
+from thinwire.engine.outcome import Outcome
+from thinwire.errors import DivergedError, LostWorkersError, ThinwireError, TimedOutError, WorkerError
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("DivergedError", DivergedError),
+        ("LostWorkersError", LostWorkersError),
+        ("TimedOutError", TimedOutError),
+        ("ValueError", WorkerError),
+    ],
+)
+def test_a_failure_ends_the_run_with_the_error_of_its_kind(kind: str, error: type[ThinwireError]) -> None:
+    seat = Seat(worker=2, attempt=1, host="node-7", pid=42, address="somewhere", hello={}, last_seen=0.0)
+    event, found = failure(seat, {"error": "it went wrong", "traceback": "line 1", "kind": kind}, Outcome())
+    assert type(found) is error
+    assert "worker 2 on node-7 (pid 42, attempt 1)" in str(found)
+    assert "it went wrong" in str(found)
+    assert (event.worker, event.host, event.traceback) == (2, "node-7", "line 1")
