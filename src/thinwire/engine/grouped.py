@@ -32,6 +32,8 @@ class Said(NamedTuple):
     stops: float
     ready: float
     """The last publication that it could see through."""
+    taken_up: float
+    """The last that it has taken up."""
     rows: float
     """Done so far."""
     asked_by: float
@@ -202,8 +204,13 @@ class GroupWorker(Worker):
             self._act(told)
             self._idle = batch is None
             self._step(self.replica.spare if batch is None else batch)
+        if self._barrier:
+            self._see_through(last=True)
+
+    def _see_through(self, *, last: bool = False) -> None:
+        """Sees publications through that all have taken up, or at the end any: others go into no round before."""
         deadline = self.time.now() + self.plan.deadlines.conclude_s
-        while self._barrier:  # others wait for verdicts, and go into no further round before
+        while True:
             self._take_signals(IDLE_S)
             if self.time.now() > deadline:
                 raise TimedOutError(
@@ -213,9 +220,10 @@ class GroupWorker(Worker):
             if self.gradients and not self.alone:
                 self.publisher.publish_deferred()
             told = self._crew.tell([self.publisher.ready, self.publisher.number])
-            self.publisher.finish(int(min(ready for ready, _ in told)))
-            if len({number for each in told for number in each}) == 1:
-                break
+            ready, taken_up = [pair[0] for pair in told], [pair[1] for pair in told]
+            self.publisher.finish(int(min(ready)))
+            if len({*ready, *taken_up}) == 1 if last else min(ready) >= min(taken_up):
+                return
 
     def _words(self, batch: Any | None = None, *, decides: bool = True) -> Said:
         launch, what = False, (False, False, False)
@@ -230,6 +238,7 @@ class GroupWorker(Worker):
             has_rows=batch is not None,
             stops=self._stopping,
             ready=self.publisher.ready,
+            taken_up=self.publisher.number,
             rows=self.meter.rows,
             asked_by=asked[0] // self.plan.group_size if asked else -1,
             concludes="conclude" in self.told,
@@ -255,6 +264,8 @@ class GroupWorker(Worker):
             super()._land(self._held.pop(0))
         if self.gradients and not self.alone:
             self.publisher.publish_deferred()
+        if self._barrier and min(said.ready for said in told) < min(said.taken_up for said in told):
+            self._see_through()
         self._owes = self._owes or bool(first.launch)
         if self._owes and not self.alone:
             behind = self.exchange.next_round >= self.adopted + self.strategy.in_flight

@@ -58,6 +58,8 @@ class Publisher:
         self._announced: dict[int, dict[str, Any]] = {}
         self._again: dict[str, Any] = {}
         self._models: dict[int, dict[str, Tensor]] = {}
+        self._alone: dict[str, dict[str, Tensor]] = {}
+        """Buffers of publications made alone: nobody who has come since has any to add."""
         self.best: dict[str, Tensor] | None = None
         self._writer = Writer(worker, save_part)
 
@@ -181,6 +183,9 @@ class Publisher:
         own = worker_tree(worker) if save is not None else None
         if self._wanted(number):
             self._pending.append(_Publication(number, model, joint, save, own, evaluate))
+        if worker.alone:
+            buffers = worker.replica.buffers
+            self._alone[f"buffers:{number}"] = buffers.named(buffers.vector().clone(), buffers.counts())
         self._average_buffers(f"buffers:{number}")
         self.resume()
         self._await_verdict(number, evaluate)
@@ -206,6 +211,8 @@ class Publisher:
         """The joint buffers, or None while they are on their way."""
         worker = self._worker
         buffers = worker.replica.buffers
+        if key in self._alone:
+            return self._alone[key]
         if not buffers.size or worker.alone:
             found: dict[str, Tensor] = buffers.named(buffers.vector(), buffers.counts())
             return found
@@ -228,6 +235,7 @@ class Publisher:
     def _finish(self, publication: _Publication, buffers: dict[str, Tensor]) -> None:
         worker = self._worker
         worker.averaged.pop(f"buffers:{publication.number}", None)
+        self._alone.pop(f"buffers:{publication.number}", None)
         if publication.evaluate:
             self._evaluate(publication.number, publication.model, buffers)
             if worker.plan.keeps_best:
