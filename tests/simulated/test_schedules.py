@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -150,3 +152,17 @@ def test_one_seed_alone_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 def test_seeds_that_make_no_sense_are_refused(seeds: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["testbed", "schedules", "--seeds", seeds]) == 2
     assert "0:1000" in capsys.readouterr().err
+
+
+def test_slices_are_added_up_in_a_file_and_no_seed_counts_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "schedules.json"
+    for seeds in ("0:3", "5:7", "3:5"):
+        assert main(["testbed", "schedules", "--seeds", seeds, "--jobs", "1", "--record", str(path)]) == 0
+    kept = json.loads(path.read_text())
+    assert kept["seeds"] == [[0, 7]]
+    assert kept["played"] == sum(kept["outcomes"].values()) == sum(kept["strategies"].values()) == 7
+    assert main(["testbed", "schedules", "--seeds", "6:8", "--jobs", "1", "--record", str(path)]) == 2
+    assert "has seeds 0:7 already" in capsys.readouterr().err
+    assert json.loads(path.read_text()) == kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 from typing import Any
@@ -13,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from thinwire.errors import ConfigError, WorkerError, nearest
-from thinwire.testing.schedules import Schedule, play
+from thinwire.testing.schedules import Schedule, play, record
 from thinwire.testing.schedules.draw import MENU
 from thinwire.testing.schedules.many import MOST_SHOWN, Tally, play_all
 
@@ -42,6 +43,11 @@ def schedules(options: argparse.Namespace) -> int:
 
         tally = play_all(seeds, options.jobs or os.cpu_count() or 1, options.strategy, told)
     _show(tally, as_json=options.json)
+    if options.record:
+        words = f"thinwire testbed schedules --record {os.path.basename(options.record)}"
+        date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        kept = record.add(options.record, seeds, tally.to_json(), {"date": date, "command": words})
+        console.print(f"{options.record} has {kept['played']:,} now", highlight=False)
     if tally.failed:
         raise WorkerError(
             f"{len(tally.failed)} of {tally.played} schedules broke what must hold; play the first again with\n  "
