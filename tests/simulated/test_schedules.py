@@ -29,6 +29,13 @@ def test_whatever_goes_wrong_what_must_hold_holds(part: int) -> None:
     assert not tally.failed, [(verdict.replay, verdict.what[:300]) for verdict in tally.failed]
 
 
+@pytest.mark.parametrize("seed", [538])
+def test_schedules_that_once_broke_something_pass(seed: int) -> None:
+    """538: a quorum made the final mean without one that had yet to come to it, who then made another."""
+    verdict = play(Schedule.draw(seed))
+    assert verdict.ok, verdict.what
+
+
 def test_every_strategy_is_on_the_menu() -> None:
     assert {name_of(make()) for make in MENU.values()} == set(STRATEGIES)
 

@@ -13,7 +13,8 @@ from thinwire.exchange.rounds import KNOWN, Completed, Launch
 from thinwire.parameters import Fragment
 
 MOST = 4
-"""Means that are kept: those before them all have."""
+"""Means that are kept, but for those of the end: those before them all have."""
+FINAL = ":final"
 
 
 class Means:
@@ -33,8 +34,9 @@ class Means:
         found = Averaged(done.key, done.mean, notes)
         self._keys.add(done.key)
         self._last[done.key] = found
-        while len(self._last) > MOST:
-            del self._last[next(iter(self._last))]
+        passing = [key for key in self._last if not key.endswith(FINAL)]
+        for key in passing[:-MOST]:
+            del self._last[key]
         return found
 
     def aside(self, key: str, fragment: Fragment, codec: str, note: dict[str, Any]) -> Launch:

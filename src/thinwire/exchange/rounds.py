@@ -283,7 +283,7 @@ class Rounds:
             return
         if have == len(self.members):
             self._sum(entry, index)
-        elif have >= max(1, self._quorum * len(self.members)):
+        elif train_number(entry.key) is not None and have >= max(1, self._quorum * len(self.members)):
             entry.quorum_since.setdefault(index, self._clock())
 
     def _sum(self, entry: Round, index: int) -> None:
