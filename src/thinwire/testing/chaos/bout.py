@@ -15,8 +15,8 @@ from thinwire.checkpoint import CheckpointStore
 from thinwire.errors import CheckpointError, LostWorkersError, ThinwireError, WorkerError
 from thinwire.testing.chaos.deeds import Target, draw
 
-LIMIT_S = 420.0
-"""A bout that has not ended by then hangs."""
+LIMIT_S, LIMIT_A_DEED_S = 240.0, 15.0
+"""A bout that has not ended by then, and so much for each deed, hangs."""
 LEAVE_S = 60.0
 """Workers of a driver that is gone end within this."""
 RESUMABLE = (-9, 137, LostWorkersError.exit_code)
@@ -122,8 +122,9 @@ class Bout:
         while process.poll() is None:
             self._follow(target)
             now = time.monotonic()
-            if now - self._began > LIMIT_S:
-                self.report.wrong.append(f"not over after {LIMIT_S:.0f} s; the log is {self._log}")
+            limit_s = LIMIT_S + LIMIT_A_DEED_S * most
+            if now - self._began > limit_s:
+                self.report.wrong.append(f"not over after {limit_s:.0f} s; the log is {self._log}")
                 return 124
             if now >= due and len(self.report.deeds) < most and target.workers:
                 self._do(target)
