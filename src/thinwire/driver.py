@@ -83,7 +83,7 @@ class Run:
                 hub,
                 workforce,
                 policy,
-                emit=self._log.emit,
+                emit=self._emit,
                 commit=self._commit if self._store is not None else None,
                 meta=self._meta,
                 resumed=None if self._earlier is None else dict(self._earlier.manifest.meta),
@@ -147,6 +147,14 @@ class Run:
             "thinwire": __version__,
         }
 
+    def _emit(self, event: events.Event) -> bool:
+        if isinstance(event, events.CheckpointFailed) and self._store is not None:
+            try:  # what was written of it may be the very room that the next one needs
+                self._store.discard(event.name)
+            except CheckpointError as error:
+                _logger.warning("what was written of checkpoint %s is left: %s", event.name, error)
+        return self._log.emit(event)
+
     def _commit(self, name: str, step: int, parts: list[dict[str, Any]], meta: dict[str, Any]) -> int:
         assert self._store is not None
         written = tuple(Part(p["name"], int(p["size_bytes"]), p["digest"]) for p in parts)
@@ -205,9 +213,12 @@ class Run:
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in found.items()}
 
     def how_to_resume(self, out: str | None, outcome: Outcome) -> str:
-        if out is None or outcome.checkpoint is None:
+        if out is None:
             return "interrupted; nothing was kept, because the run has no out folder: give one to be able to go on"
-        return f"interrupted after {outcome.steps} steps; go on with resume={out!r} (or --resume {out})"
+        unsaved = f"; {outcome.unsaved}" if outcome.unsaved else ""
+        if outcome.checkpoint is None:
+            return f"interrupted; no checkpoint had been written{unsaved}"
+        return f"interrupted after {outcome.steps} steps; go on with resume={out!r} (or --resume {out}){unsaved}"
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import fsspec
 from thinwire import logs
 from thinwire.checkpoint import write_file
 from thinwire.engine.ports import Clock
-from thinwire.errors import ConfigError
+from thinwire.errors import CheckpointError, ConfigError
 from thinwire.events import Event, GenerationFormed, Progressed, RoundLanded
 
 Listener = Callable[[Event], Any]
@@ -75,7 +75,10 @@ class RunLog:
             self._file.close()
             self._file = None
         elif self._url is not None:
-            write_file(self._url, ("\n".join(self._lines) + "\n").encode())
+            try:
+                write_file(self._url, ("\n".join(self._lines) + "\n").encode())
+            except CheckpointError as error:  # no reason to lose the model, which is about to be handed back
+                _log.warning("the events could not be written: %s", error)
 
 
 class _Lines:
@@ -83,8 +86,11 @@ class _Lines:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - open for as long as the run lasts
+        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - open for as long as the run lasts
         self._waiting = b""
+        if self._file.seek(0, os.SEEK_END):
+            self._file.seek(-1, os.SEEK_END)
+            self._waiting = b"" if self._file.read(1) == b"\n" else b"\n"  # half a line, from before the disk was full
         self._told = False
 
     def write(self, line: str, *, frequent: bool = False) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import thinwire as tw
 from thinwire import events
-from thinwire.checkpoint import CheckpointStore
+from thinwire.checkpoint import CheckpointStore, Manifest
 from thinwire.models import mlp
 from thinwire.runlog import RunLog
 
@@ -127,6 +127,30 @@ def test_a_store_slower_than_checkpoints_come_is_not_given_more_and_more(
     assert told
     assert all("earlier ones are still being written" in reason for reason in told)
     assert result.summary["unsaved"] is None, "the last one is waited for"
+    assert sum(isinstance(event, events.CheckpointSaved) for event in log) >= 3, (
+        "one decides for all which to leave out"
+    )
+
+
+def test_what_was_written_of_a_checkpoint_that_failed_does_not_take_the_room_of_the_next(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    whole = store.write_part("000001-step-5", "joint", 1)
+    store.commit(Manifest("000001-step-5", 5, (whole,)))
+    store.write_part("000002-step-10", "worker-0", 1)
+    for name in ("000001-step-5", "000002-step-10", "000003-step-15"):
+        store.discard(name)
+    assert os.listdir(tmp_path) == ["000001-step-5"], "one that is whole stays"
+
+
+def test_half_a_line_from_before_does_not_swallow_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"kind": "progr')
+    for _ in range(2):
+        log = RunLog(str(tmp_path))
+        log.close(events.CheckpointSaved(name="a", steps=0, size_bytes=0))
+    half, *lines = path.read_text().splitlines()
+    assert half == '{"kind": "progr'
+    assert [json.loads(line)["name"] for line in lines] == ["a", "a"]
 
 
 def test_lines_wait_for_room_in_their_order(disk: Path, caplog: pytest.LogCaptureFixture) -> None:

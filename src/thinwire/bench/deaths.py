@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from thinwire.bench.report import Report, Row, Say
+from thinwire.errors import WorkerError
 from thinwire.testing.soak import Order, judge, run
 from thinwire.testing.sparkbed import SparkBed
 
@@ -26,6 +27,8 @@ def deaths(quick: bool, say: Say) -> Report:
         say(f"a worker loses {what} every minute, for {minutes:g} minutes")
         found = run(order, lambda look: say(f"{look['at_s']:.0f} s, {look['deaths']} deaths"))
         soaked = judge(found)
+        if not soaked.complete:
+            raise WorkerError(f"not all rows were trained on: {soaked.summary['reason']}")
         detail = (
             f"{soaked.deaths} deaths, {soaked.summary['workers_lost']} lost, {soaked.summary['rows']:,} rows in all"
         )

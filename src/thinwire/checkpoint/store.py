@@ -195,6 +195,16 @@ class CheckpointStore:
             if name not in names and name not in protect and _natural(name) < newest:
                 self._remove_abandoned(name)
 
+    def discard(self, name: str) -> None:
+        """Removes what there is of a checkpoint that will never be whole; one that is stays.
+
+        Raises:
+            CheckpointError: A file cannot be removed.
+        """
+        check_name(name, "checkpoint")
+        if self._complete(name) is None:
+            self._remove_abandoned(name)
+
     def _remove(self, name: str) -> None:
         # 1. The manifest goes, 2. that is on disk, 3. the parts go. After a power cut between any two of them
         # the folder is either complete or not listed.

@@ -25,7 +25,9 @@ def schedules(options: argparse.Namespace) -> int:
         raise ConfigError(f"--strategy {options.strategy!r} is not on the menu. {nearest(options.strategy, MENU)}")
     seeds = _seeds(options.seeds)
     console = Console(stderr=True)
-    if len(seeds) == 1 and not options.json:
+    if options.record:
+        record.check(options.record, seeds)
+    elif len(seeds) == 1 and not options.json:
         return _tell(Schedule.draw(seeds[0], options.strategy))
     bar = Progress(
         TextColumn("schedules"),

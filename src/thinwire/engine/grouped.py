@@ -264,15 +264,18 @@ class GroupWorker(Worker):
             super()._land(self._held.pop(0))
         if self.gradients and not self.alone:
             self.publisher.publish_deferred()
-        if self._barrier and min(said.ready for said in told) < min(said.taken_up for said in told):
-            self._see_through()
+        ready = int(min(said.ready for said in told))
+        if self._barrier:  # first of all: the verdict that others wait for needs this group's part
+            self.publisher.finish(ready)
+            if ready < min(said.taken_up for said in told):
+                self._see_through()
         self._owes = self._owes or bool(first.launch)
         if self._owes and not self.alone:
             behind = self.exchange.next_round >= self.adopted + self.strategy.in_flight
             if not self._needs_state and not behind:
                 self._owes = False
                 self._launch(self.replica.vector)
-        self.publisher.finish(int(min(said.ready for said in told)))
+        self.publisher.finish(ready)
 
     def _land(self, landed: Landed) -> None:
         if self.strategy.replicated and landed.round not in self._snapshots and not self._apart:

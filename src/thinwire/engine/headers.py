@@ -136,6 +136,7 @@ def _event_checks(kind: type[events.Event]) -> Mapping[str, Check]:
 
 
 _EVENTS = {name: _event_checks(kind) for name, kind in TOLD.items()}
+_EVENTS["checkpoint_failed"] = {**_EVENTS["checkpoint_failed"], "name": _save}
 
 
 def _event(header: Any) -> bool:

@@ -114,6 +114,9 @@ class Publisher:
             save = new_epoch and not last and self._worker.time.now() - self._saved_at >= AUTO_SAVE_S
         if save:
             self._saved_steps, self._saved_at = steps, self._worker.time.now()
+            if self._writer.busy:
+                self._writer.skip(self._name(self.number + 1))
+                save = False
         return evaluate, save
 
     def _name(self, number: int) -> str:
@@ -324,7 +327,7 @@ class Publisher:
             if worker.joint.model is not None:
                 tree["state"][0] = model.clone()
             self._save(_Publication(number, model, tree, name, own, False), buffers, last=True)
-        self._writer.finish(plan.deadlines.conclude_s)
+        self._writer.finish(plan.deadlines.conclude_s / 2)  # the coordinator's patience with all of this is no longer
         self._hand_back(self.best if self.best is not None else worker.replica.state_of(model, buffers))
 
     def _clear(self) -> None:

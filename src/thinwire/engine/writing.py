@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as LateError
 from typing import TYPE_CHECKING, Any
 
 from thinwire.errors import CheckpointError
@@ -14,8 +15,10 @@ from thinwire.errors import CheckpointError
 if TYPE_CHECKING:
     from thinwire.engine.worker import Worker
 
-MOST_WAITING = 2
+MOST_WAITING = 4
 """Checkpoints that may wait for a slow store; each is a copy of the model."""
+MOST_BEGUN = 2
+"""Where so many wait at the worker that decides, it announces no further one: others' would never be whole."""
 
 SavePart = Callable[[str, str, object], Any]
 
@@ -34,18 +37,28 @@ class Writer:
             return
         self._writes = {write: of for write, of in self._writes.items() if not write.done() or write.result()}
         if len(self._writes) >= MOST_WAITING and not last:
-            self._failed(name, f"{len(self._writes)} earlier ones are still being written: the store is slow")
+            self.skip(name)
             return
         self._writes[self._io.submit(self._write, name, trees, self._worker.meter.steps)] = name
 
+    @property
+    def busy(self) -> bool:
+        """Whether a further one had better not be announced."""
+        return sum(not write.done() for write in self._writes) >= MOST_BEGUN
+
+    def skip(self, name: str) -> None:
+        """Tells of one that is not written because others still are."""
+        self._failed(name, "earlier ones are still being written: the store is slow")
+
     def finish(self, patience_s: float) -> None:
         """Waits for what was begun, within reason."""
+        deadline = self._worker.time.now() + patience_s
         for write, name in self._writes.items():
             try:
-                write.result(timeout=patience_s)
-            except TimeoutError:
+                write.result(timeout=max(0.0, deadline - self._worker.time.now()))
+            except LateError:
                 self._failed(name, f"it was not written after {patience_s:.0f} s: the store is slow")
-        self._io.shutdown(wait=all(write.done() for write in self._writes))
+        self._io.shutdown(wait=all(write.done() for write in self._writes), cancel_futures=True)
 
     def _write(self, name: str, trees: dict[str, object], steps: int) -> None:
         assert self._save_part is not None

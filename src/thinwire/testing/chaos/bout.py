@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -153,7 +154,8 @@ class Bout:
                 if not line.endswith(b"\n"):
                     break
                 self._read += len(line)
-                self._see(json.loads(line), target)
+                with contextlib.suppress(ValueError):  # half a line, from before the disk was full
+                    self._see(json.loads(line), target)
 
     def _see(self, event: dict[str, Any], target: Target) -> None:
         kind = event["kind"]
@@ -220,7 +222,8 @@ def _thinwire(pid: int) -> bool:
         with open(f"/proc/{pid}/stat") as found:
             state = found.read().rpartition(")")[2].split()[0]
         with open(f"/proc/{pid}/cmdline") as found:
-            return state not in "ZX" and ("thinwire" in found.read() or "pyspark" in found.read())
+            command = found.read()
+            return state not in "ZX" and ("thinwire" in command or "pyspark" in command)
     except (OSError, IndexError):
         return False
 

@@ -91,7 +91,7 @@ class Season:
             bed = host = None
             folder, log = out, f"{out}.log"
             if arena == "host":
-                os.makedirs(out)
+                os.makedirs(out, exist_ok=True)
                 host = stack.enter_context(Host(out))
                 folder = os.path.join(host.disk, "run")
             elif arena == "spark":
@@ -105,7 +105,7 @@ class Season:
             places: dict[str, Any] = {"out": folder, "log": log, "bed": bed, "host": host}
             bout = Bout(arena, strategy, seed, recipe=shipped()["digits"], settings=words, **places)
             report = bout.play(every_s=EVERY_S[arena], most=self.deeds)
-            if folder != out and report.wrong:  # the disk goes
+            if folder != out and report.wrong and os.path.isdir(folder):  # the disk goes
                 shutil.copytree(folder, os.path.join(out, "run"))
             return report
 

@@ -17,10 +17,7 @@ def add(path: str, seeds: range, told: dict[str, Any], about: dict[str, Any]) ->
     Raises:
         ConfigError: Some of the seeds are in it already.
     """
-    kept = _read(path)
-    for first, end in kept["seeds"]:
-        if seeds.start < end and first < seeds.stop:
-            raise ConfigError(f"{path} has seeds {first}:{end} already; give others, or another file")
+    kept = check(path, seeds)
     kept["seeds"] = _joined([*kept["seeds"], [seeds.start, seeds.stop]])
     for name in ("played", "seconds", "virtual_s", "workers_lost"):
         kept[name] = round(kept.get(name, 0) + told[name], 1)
@@ -32,6 +29,19 @@ def add(path: str, seeds: range, told: dict[str, Any], about: dict[str, Any]) ->
     with open(f"{path}.partial", "w") as file:
         file.write(json.dumps(kept, indent=1) + "\n")
     os.replace(f"{path}.partial", path)
+    return kept
+
+
+def check(path: str, seeds: range) -> dict[str, Any]:
+    """What a file has, none of these seeds among it.
+
+    Raises:
+        ConfigError: Some of the seeds are in it already.
+    """
+    kept = _read(path)
+    for first, end in kept["seeds"]:
+        if seeds.start < end and first < seeds.stop:
+            raise ConfigError(f"{path} has seeds {first}:{end} already; give others, or another file")
     return kept
 
 

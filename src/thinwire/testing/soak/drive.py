@@ -94,7 +94,7 @@ class Hand:
                 self._look(now)
                 looking = now + order.look_s
             if dying <= now < order.seconds and self._kill(now):
-                dying += order.every_s
+                dying = max(dying, now - order.every_s / 2) + order.every_s  # not two at once for one that was late
 
     def _kill(self, now: float) -> bool:
         number = len(self.deaths)
