@@ -76,7 +76,7 @@ class Outcome:
     def unsaved(self) -> str | None:
         """Why the newest checkpoint could not be written; None where it was."""
         newest = max(self.unwritten, key=order_of, default="")
-        if order_of(newest)[:1] <= order_of(self.checkpoint or "")[:1]:  # one that was never begun has the next's number
+        if order_of(newest)[:1] <= order_of(self.checkpoint or "")[:1]:  # one never begun has the next one's number
             return None
         return f"checkpoint {newest} could not be written: {self.unwritten[newest]}"
 
