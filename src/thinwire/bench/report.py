@@ -50,13 +50,17 @@ class Report:
         """Everything, with date, command and machine."""
         return {
             "name": self.name,
-            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "command": command,
-            "machine": machine(),
+            **about(command),
             "rows": [asdict(row) | {"met": row.met} for row in self.rows],
             "skipped": self.skipped,
             "measured": self.measured,
         }
+
+
+def about(command: str) -> dict[str, Any]:
+    """When, where and by what command something was measured."""
+    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    return {"date": date, "command": command, "machine": machine()}
 
 
 def machine() -> dict[str, Any]:

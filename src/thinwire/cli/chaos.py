@@ -11,6 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from thinwire.bench.report import about
 from thinwire.errors import ConfigError, nearest
 from thinwire.testing.chaos import ARENAS, Report
 from thinwire.testing.chaos.bout import raise_if_wrong
@@ -31,7 +32,9 @@ def chaos(options: argparse.Namespace) -> int:
     out = options.out or tempfile.mkdtemp(prefix="thinwire-chaos-")
     os.makedirs(out, exist_ok=True)
     console = Console(stderr=True)
-    season = Season(options.seed, arenas, strategies, options.minutes, out, options.kills, options.deeds)
+    words = f"thinwire testbed chaos --seed {options.seed} --deeds {options.deeds} --arenas {','.join(arenas)}"
+    given = (options.seed, arenas, strategies, options.minutes, out, options.kills, options.deeds)
+    season = Season(*given, about=about(words))
 
     def told(report: Report) -> None:
         state = f"[red]{report.wrong[0]}[/]" if report.wrong else f"{report.rows:,} rows, as many as there are"

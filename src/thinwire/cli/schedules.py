@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 from typing import Any
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from thinwire.bench.report import about
 from thinwire.errors import ConfigError, WorkerError, nearest
 from thinwire.testing.schedules import Schedule, play, record
 from thinwire.testing.schedules.draw import MENU
@@ -47,8 +47,7 @@ def schedules(options: argparse.Namespace) -> int:
     _show(tally, as_json=options.json)
     if options.record:
         words = f"thinwire testbed schedules --record {os.path.basename(options.record)}"
-        date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        kept = record.add(options.record, seeds, tally.to_json(), {"date": date, "command": words})
+        kept = record.add(options.record, seeds, tally.to_json(), about(words))
         console.print(f"{options.record} has {kept['played']:,} now", highlight=False)
     if tally.failed:
         raise WorkerError(

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from thinwire.bench.report import about
 from thinwire.errors import ConfigError, WorkerError, nearest
 from thinwire.strategies import STRATEGIES
 from thinwire.testing.soak import Order, Soaked, judge, run
@@ -55,7 +56,11 @@ def soak(options: argparse.Namespace) -> int:
     if options.out:
         os.makedirs(options.out, exist_ok=True)
         with open(os.path.join(options.out, "soak.json"), "w") as file:
-            json.dump(soaked.to_json() | found, file)
+            told = {
+                "name": "soak",
+                **about(f"thinwire testbed soak --minutes {options.minutes:g} --arena {options.arena}"),
+            }
+            json.dump(told | soaked.to_json() | found, file)
     if options.json:
         print(json.dumps(soaked.to_json()))
     else:

@@ -40,6 +40,7 @@ class Season:
         kills: after which none does; no limit unless given.
         out: a folder for the runs and the report.
         deeds: in one bout.
+        about: what the report says of itself, such as date and machine.
     """
 
     seed: int
@@ -49,6 +50,7 @@ class Season:
     out: str
     kills: int | None = None
     deeds: int = DEEDS
+    about: dict[str, Any] = field(default_factory=dict)
     reports: list[Report] = field(default_factory=list)
 
     def play(self, told: Callable[[Report], None] = lambda report: None) -> list[Report]:
@@ -112,7 +114,8 @@ class Season:
     def _write(self) -> None:
         path = os.path.join(self.out, "chaos.json")
         with open(f"{path}.tmp", "w") as file:
-            json.dump({"totals": self.totals(), "bouts": [report.to_json() for report in self.reports]}, file, indent=1)
+            found = {"totals": self.totals(), "bouts": [report.to_json() for report in self.reports]}
+            json.dump({"name": "chaos", **self.about, **found}, file, indent=1)
         os.replace(f"{path}.tmp", path)
 
 
