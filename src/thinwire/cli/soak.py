@@ -56,11 +56,8 @@ def soak(options: argparse.Namespace) -> int:
     if options.out:
         os.makedirs(options.out, exist_ok=True)
         with open(os.path.join(options.out, "soak.json"), "w") as file:
-            told = {
-                "name": "soak",
-                **about(f"thinwire testbed soak --minutes {options.minutes:g} --arena {options.arena}"),
-            }
-            json.dump(told | soaked.to_json() | found, file)
+            words = f"thinwire testbed soak --minutes {options.minutes:g} --arena {options.arena}"
+            json.dump({"name": "soak", **about(words)} | soaked.to_json() | found, file)
     if options.json:
         print(json.dumps(soaked.to_json()))
     else:
