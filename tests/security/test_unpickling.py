@@ -52,6 +52,8 @@ ALLOWED = {
     ("spark/storage.py", "cloudpickle.loads"): "only where the caller said allow_pickle=True",
     ("spark/storage.py", "importlib.import_module"): "named by a saved model: nothing of Python's own, see test_paths",
     ("testing/chaos/bout.py", "subprocess.Popen"): "this Python, without a shell",
+    ("testing/chaos/host.py", "subprocess.run"): "programs named here, of a bout's own folder",
+    ("testing/soak/order.py", "subprocess.Popen"): "this Python, without a shell",
     ("testing/testbed.py", "subprocess.Popen"): "for benchmarks",
     ("testing/testbed.py", "subprocess.run"): "for benchmarks",
     ("trackers.py", "importlib.import_module"): "one name",

@@ -77,6 +77,8 @@ def run(order: Order, say: Callable[[dict[str, Any]], None] = lambda line: None)
         stack.callback(process.kill)
         assert process.stdin is not None
         assert process.stdout is not None
+        stack.callback(process.stdin.close)
+        stack.callback(process.stdout.close)
         process.stdin.write(json.dumps(asdict(order)) + "\n")
         process.stdin.flush()
         found: dict[str, Any] = {}
