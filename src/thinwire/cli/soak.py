@@ -43,6 +43,8 @@ def soak(options: argparse.Namespace) -> int:
         exchange=options.exchange,
         look_s=min(15.0, 4.0 * options.minutes),
     )
+    if options.out:
+        os.makedirs(options.out, exist_ok=True)
     columns = TextColumn("soak"), BarColumn(), TextColumn("{task.fields[told]}"), TimeRemainingColumn()
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("soak", total=order.seconds, told="")
@@ -50,11 +52,13 @@ def soak(options: argparse.Namespace) -> int:
         def say(look: dict[str, Any]) -> None:
             told = f"{look['deaths']} deaths, driver {look['driver memory_mb']:.0f} MB"
             bar.update(task, completed=look["at_s"], told=told)
+            if options.out:  # one that is ended before its time has something to show for it
+                with open(os.path.join(options.out, "looks.jsonl"), "a") as file:
+                    file.write(json.dumps(look) + "\n")
 
         found = run(order, say)
     soaked = judge(found)
     if options.out:
-        os.makedirs(options.out, exist_ok=True)
         with open(os.path.join(options.out, "soak.json"), "w") as file:
             words = f"thinwire testbed soak --minutes {options.minutes:g} --arena {options.arena}"
             json.dump({"name": "soak", **about(words)} | soaked.to_json() | found, file)
