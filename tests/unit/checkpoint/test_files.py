@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import pickle
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
@@ -15,18 +15,9 @@ from thinwire.errors import CheckpointError
 
 
 @pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+def tiny_disk(small_disk: Callable[[int], Path]) -> Path:
     """A disk of 256 KiB."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a tmpfs needs root")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    result = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        pytest.skip(f"a tmpfs cannot be mounted here: {result.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    return small_disk(256 << 10)
 
 
 def test_a_file_is_written_with_the_folders_on_the_way(tmp_path: Path) -> None:
