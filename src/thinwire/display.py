@@ -186,7 +186,7 @@ class Display:
         elif isinstance(event, Tried) and event.hurts:
             self.say(f"exchanging hurts: {event.hurts}")
         elif isinstance(event, CheckpointFailed):
-            self.say(f"checkpoint {event.name} could not be written: {event.reason}")
+            self.say(f"checkpoint {event.name} was not saved: {event.reason}")
         elif self._face is None or isinstance(event, RunEnded):
             return
         elif isinstance(event, WorkerLost):

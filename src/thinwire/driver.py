@@ -11,6 +11,7 @@ import math
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 from torch import nn
@@ -30,6 +31,8 @@ from thinwire.runlog import RunLog
 from thinwire.strategies import name_of
 
 KEEP_CHECKPOINTS = 2
+SETTLE_S = 5.0
+"""What a commit has left where a run has failed."""
 _logger = logging.getLogger("thinwire.run")
 
 
@@ -78,13 +81,14 @@ class Run:
         workforce = self._cluster.launch(
             functools.partial(work, self._job), self._dealt, self._job.wire, self._job.strategy.helpers
         )
+        self._io = self._job.time.executor("commit")
         try:
             coordinator = self._coordinator = Coordinator(
                 hub,
                 workforce,
                 policy,
                 emit=self._emit,
-                commit=self._commit if self._store is not None else None,
+                commit=self._begin_commit if self._store is not None else None,
                 meta=self._meta,
                 resumed=None if self._earlier is None else dict(self._earlier.manifest.meta),
                 serve=None if self._dealt.server is None else self._dealt.server.piece,
@@ -110,6 +114,8 @@ class Run:
         finally:
             workforce.stop()
             if self._coordinator is not None:
+                self._coordinator.settle(SETTLE_S)
+                self._io.shutdown(wait=False)
                 self.saved = self._coordinator.outcome.checkpoint or self.saved
                 self.lost += self._coordinator.outcome.workers_lost
                 self.generations += self._coordinator.outcome.generations
@@ -135,35 +141,51 @@ class Run:
 
     def _meta(self) -> dict[str, Any]:
         assert self._coordinator is not None
-        reports = self._coordinator.progress().values()
+        at = {str(w): _at(p) for w, p in self._coordinator.membership.remembered.items()}
+        before: dict[str, Any] = {} if self._earlier is None else dict(self._earlier.manifest.meta)
+        if before.get("workers") == self._job.workers:
+            at = before.get("workers_at", {}) | at  # some have yet to be heard of
         return {
             "strategy": name_of(self._job.strategy),
             "workers": self._job.workers,
             "placement": repr(self._job.placement),
             "seed": self._seed,
             "total_rows": self._coordinator.membership.total_rows,
-            "workers_at": {str(w): _at(p) for w, p in self._coordinator.membership.remembered.items()},
-            "rows_done": sum(int((r.get("progress") or {}).get("rows", 0)) for r in reports),
+            "workers_at": at,
+            "rows_done": sum(int(each["rows"] or 0) for each in at.values()),
             "thinwire": __version__,
         }
 
     def _emit(self, event: events.Event) -> bool:
         if isinstance(event, events.CheckpointFailed) and self._store is not None:
-            try:  # what was written of it may be the very room that the next one needs
-                self._store.discard(event.name)
-            except CheckpointError as error:
-                _logger.warning("what was written of checkpoint %s is left: %s", event.name, error)
+            self._io.submit(self._discard, event.name)
         return self._log.emit(event)
+
+    def _discard(self, name: str) -> None:
+        """What was written of a checkpoint that failed may be the very room that the next one needs."""
+        assert self._store is not None
+        try:
+            self._store.discard(name)
+        except CheckpointError as error:
+            _logger.warning("what was written of checkpoint %s is left: %s", name, error)
+
+    def _begin_commit(self, name: str, step: int, parts: list[dict[str, Any]], meta: dict[str, Any]) -> Future[int]:
+        return self._io.submit(self._commit, name, step, parts, meta)
 
     def _commit(self, name: str, step: int, parts: list[dict[str, Any]], meta: dict[str, Any]) -> int:
         assert self._store is not None
         written = tuple(Part(p["name"], int(p["size_bytes"]), p["digest"]) for p in parts)
         self._store.commit(Manifest(name=name, step=step, parts=written, meta=meta))
         try:
-            self._store.prune(KEEP_CHECKPOINTS)
+            self._store.prune(KEEP_CHECKPOINTS, () if name.endswith("final") else self._needed)
         except CheckpointError as error:  # the new one is whole for all that
             _logger.warning("older checkpoints are left: %s", error)
         return sum(p.size_bytes for p in written)
+
+    @property
+    def _needed(self) -> tuple[str, ...]:
+        """What a worker that takes another's place reads, until the run is over."""
+        return () if self._earlier is None else (self._earlier.manifest.name,)
 
     def trained(self, outcome: Outcome) -> nn.Module:
         """The module with the run's parameters."""

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from thinwire import logs
-from thinwire.checkpoint import CheckpointStore, decode, encode
+from thinwire.checkpoint import CheckpointStore, Manifest, decode, encode
 from thinwire.data import Batch, Loader, Position, Sampler, Shard, ShardFiles
 from thinwire.data.feeds import Feed
 from thinwire.engine.clock import REAL, Time
@@ -202,6 +202,7 @@ def _build(
         greeting["meets"] = replica.crew.address if replica.crew.part == 0 else None
     else:
         replica = job.replica(job.model, replace(spec, device="cpu") if helps else spec, worker)
+    kept = _kept(job, worker, first)
     replicas = job.workers // job.placement.group_size
     strategy = job.strategy.with_optimizer(spec.optimizer)
     joint = JointState(strategy, replica.vector.detach().cpu(), replicas)
@@ -217,7 +218,7 @@ def _build(
         **settings,
         codec_name=job.plan.codec,
         trees=Trees(encode, decode),
-        fresh=job.resume is None or not first,
+        fresh=kept is None,
         silence_s=job.silence_s,
         time=job.time,
     )
@@ -225,8 +226,8 @@ def _build(
     plan = replace(job.plan, worker=worker, attempt=attempt)
     kind = GroupWorker if job.placement.group_size > 1 else Worker
     runner = kind(plan, replica, batches, peer, joint, save)
-    if job.resume is not None and first:
-        _resume(runner, job, worker)
+    if kept is not None:
+        _go_on(runner, job, *kept)
     return runner, peer
 
 
@@ -262,25 +263,42 @@ def _fetch(link: Link, attempt: int, name: str) -> Iterator[bytes]:
         index += 1
 
 
-def _resume(runner: Worker, job: Job, worker: int) -> None:
-    assert job.resume is not None
+def _kept(job: Job, worker: int, first: bool) -> tuple[Manifest, dict[str, Any], dict[str, Any] | None] | None:
+    """The checkpoint that the run goes on from, its joint part and the worker's own; None in a run from the beginning.
+
+    One that takes another's place reads it too: nobody may have been heard of yet.
+    """
+    if job.resume is None:
+        return None
     store = CheckpointStore(job.resume[0])
-    manifest = store.load(job.resume[1])
-    part = worker % job.placement.group_size
-    joint = store.read_part(manifest, f"joint-{part}" if part else "joint")
-    if not isinstance(joint, dict):
-        raise CheckpointError(f"checkpoint {manifest.name} holds no joint state; go on from another one")
-    same = manifest.meta.get("workers") == job.workers
-    named = f"worker-{worker}"
-    own = store.read_part(manifest, named) if same and any(p.name == named for p in manifest.parts) else None
-    resume(runner, joint, own)  # type: ignore[arg-type]
-    if own is None and same:  # it had left, was lost, or had not come yet
-        at = dict(manifest.meta.get("workers_at", {})).get(str(worker), {})  # type: ignore[call-overload]
+    try:
+        manifest = store.load(job.resume[1])
+        part = worker % job.placement.group_size
+        joint = store.read_part(manifest, f"joint-{part}" if part else "joint")
+        if not isinstance(joint, dict):
+            raise CheckpointError(f"checkpoint {manifest.name} holds no joint state; go on from another one")
+        named = f"worker-{worker}"
+        has_own = manifest.meta.get("workers") == job.workers and any(p.name == named for p in manifest.parts)
+        own = store.read_part(manifest, named) if has_own else None
+    except CheckpointError as error:
+        if first:
+            raise
+        _log.warning("worker %s takes over from its peers alone: %s", worker, error)
+        return None
+    return manifest, joint, own  # type: ignore[return-value]
+
+
+def _go_on(runner: Worker, job: Job, manifest: Manifest, joint: dict[str, Any], own: dict[str, Any] | None) -> None:
+    resume(runner, joint, own)
+    if own is not None:
+        return
+    if manifest.meta.get("workers") == job.workers:  # it had left, was lost, or had not come yet
+        at = dict(manifest.meta.get("workers_at", {})).get(str(runner.plan.worker), {})  # type: ignore[call-overload]
         runner.meter.position = tuple(at.get("position") or (0, 0))
         runner.meter.steps = runner.replica.steps = int(at.get("steps") or 0)
         runner.meter.rows = int(at.get("rows") or 0)
-    elif own is None:
-        epoch = int(manifest.meta["rows_done"]) // max(1, int(manifest.meta["total_rows"]))  # type: ignore[call-overload]
-        runner.meter.position = (epoch, 0)
-        runner.meter.steps = runner.replica.steps = manifest.step
-        runner.meter.rows = epoch * runner.batches.num_rows
+        return
+    epoch = int(manifest.meta["rows_done"]) // max(1, int(manifest.meta["total_rows"]))  # type: ignore[call-overload]
+    runner.meter.position = (epoch, 0)
+    runner.meter.steps = runner.replica.steps = manifest.step
+    runner.meter.rows = epoch * runner.batches.num_rows

@@ -88,6 +88,7 @@ class ClusterSection:
     spread: float | int = 0.0
     contention: float | int = 0.0
     handling: str | float | int | None = None
+    store_s: float | int = 0.0
     slow: dict[str, Any] | None = None
     faults: list[dict[str, Any]] | None = None
 

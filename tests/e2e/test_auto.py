@@ -35,9 +35,9 @@ def tried(log: list[events.Event]) -> list[events.Tried]:
     ("ratio", "codec", "fragments", "waits"),
     [
         (0.01, "float32", 1, True),
-        (0.5, "float32", 1, False),
-        (1.8, "bfloat16", 1, False),
-        (3.0, "int8", 1, False),
+        (0.4, "float32", 1, False),
+        (0.8, "bfloat16", 1, False),
+        (1.5, "int8", 1, False),
         (30.0, "int4", (3, 4, 5), False),
         (150.0, "int2", tuple(range(5, 21)), False),
     ],

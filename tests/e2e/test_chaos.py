@@ -17,7 +17,7 @@ import pytest
 
 from thinwire.cli.main import main
 from thinwire.errors import WorkerError
-from thinwire.testing.chaos.bout import Report, raise_if_wrong
+from thinwire.testing.chaos.bout import Bout, Report, raise_if_wrong
 from thinwire.testing.chaos.deeds import (
     ARENAS,
     Target,
@@ -65,6 +65,32 @@ def test_a_run_under_chaos_ends_with_every_row_and_whole_checkpoints(
     told = json.loads((tmp_path / "chaos.json").read_text())["bouts"]
     assert [bout["strategy"] for bout in told] == [strategy] * len(told)
     assert all(bout["deeds"] and bout["rows"] for bout in told)
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == totals, "enough had been killed already"
+
+
+@pytest.mark.parametrize("text", ["{}", "no", '{"bouts": [{"x": 1}]}'])
+def test_a_report_that_is_none_is_not_gone_on_with(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "chaos.json").write_text(text)
+    assert main(["testbed", "chaos", "--kills", "1", "--out", str(tmp_path)]) == 2
+    assert "give another --out" in capsys.readouterr().err
+    assert (tmp_path / "chaos.json").read_text() == text
+
+
+def test_rows_that_fall_are_told(tmp_path: Path) -> None:
+    places: dict[str, Any] = {"recipe": "", "out": str(tmp_path), "log": "", "settings": []}
+    bout, target = Bout("local", "relay", 0, **places), Target(driver=-1)
+    bout._floors = {0: 50}
+    told = [{"kind": "run_started"}]
+    told += [{"kind": "progressed", "worker": w, "rows": rows, "gap_s": 0.0} for w, rows in ((0, 60), (1, 40), (0, 80))]
+    for event in told:
+        bout._see(event, target)
+    assert not bout.report.wrong
+    for event in (*told[:1], {**told[1], "rows": 40}):
+        bout._see(event, target)
+    assert bout.report.wrong == ["worker 0 fell from 50 rows to 40"]
 
 
 @pytest.fixture

@@ -154,3 +154,28 @@ def test_lines_wait_for_room_in_their_order(disk: Path, caplog: pytest.LogCaptur
     lines = [json.loads(line) for line in (disk / "events.jsonl").read_text().splitlines()]
     assert [line["name"] for line in lines] == ["a"] + ["b"] * 300 + ["c"]
     assert [line["steps"] for line in lines[1:]] == list(range(301))
+
+
+def test_a_store_that_takes_long_to_commit_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator goes on hearing workers: those that hear nothing of it for half a minute leave."""
+    commit, began, lasted = CheckpointStore.commit, [0.0], 8.0
+
+    def slow(self: CheckpointStore, manifest: Manifest) -> None:
+        if not began[0]:
+            began[0] = time.monotonic()
+            time.sleep(lasted)
+        commit(self, manifest)
+
+    monkeypatch.setattr(CheckpointStore, "commit", slow)
+    heard: list[float] = []
+
+    def see(event: events.Event) -> None:
+        if began[0] and event.kind == "progressed":
+            heard.append(time.monotonic() - began[0])
+
+    result = fit(tmp_path, epochs=40, callbacks=[see])
+    assert result.summary["workers_lost"] == 0
+    assert result.summary["complete"]
+    assert result.summary["unsaved"] is None
+    assert result.summary["checkpoint"].endswith("final")
+    assert any(0.0 < at_s < lasted for at_s in heard), "what workers did was told while the store was busy"

@@ -122,3 +122,14 @@ def test_a_testbed_that_is_ended_from_outside_leaves_nothing(tmp_path: Path) -> 
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 128 + signal.SIGTERM
     assert made not in subprocess.check_output(["ip", "netns", "list"], text=True)
+
+
+def test_empty_folders_of_dead_executors_do_not_count_and_files_do(tmp_path: Path) -> None:
+    assert files(str(tmp_path)) == 0
+    (tmp_path / "spark-1" / "blockmgr-1" / "0d").mkdir(parents=True)
+    (tmp_path / "work1" / "app-1").mkdir(parents=True)
+    (tmp_path / "work1" / "app-1" / "stderr").touch()
+    assert files(str(tmp_path)) == 1, "the application's own folder"
+    (tmp_path / "spark-1" / "blockmgr-1" / "0d" / "broadcast_1").touch()
+    (tmp_path / "thinwire-1").mkdir()
+    assert files(str(tmp_path)) == 3

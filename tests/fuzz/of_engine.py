@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Any
 
 from tests.fuzz.draw import Draw, as_sent
@@ -114,6 +115,12 @@ class _DoneError(Exception):
     """All has been said."""
 
 
+def _committed(name: str, step: int, parts: object, meta: object) -> Future[int]:
+    done: Future[int] = Future()
+    done.set_result(step + len(name))
+    return done
+
+
 def _coordinator(data: bytes) -> None:
     draw, messages = Draw(data), []
     while draw.more and len(messages) < 6:
@@ -137,7 +144,7 @@ def _coordinator(data: bytes) -> None:
         script,
         policy,
         emit=emit,
-        commit=lambda name, step, parts, meta: step + len(name),
+        commit=_committed,
         serve=script.piece,
         time=script,
     )

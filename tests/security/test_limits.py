@@ -46,6 +46,7 @@ TRUE: dict[str, dict[str, Any]] = {
     "caught": {"published": 0},
     "saved": {"name": "000001-step-4", "steps": 4, "parts": [{"name": "joint", "size_bytes": 8, "digest": "0f"}]},
     "finished": {},
+    "agreed": {},
     "epoch": {"epoch": 0, "rows": 8, "loss": 0.5},
     "event": {
         "kind": "rejoined",

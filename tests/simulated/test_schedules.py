@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from thinwire.cli.main import main
-from thinwire.engine import coordinator, membership, saves, worker
+from thinwire.engine import coordinator, ending, membership, saves, worker
 from thinwire.exchange import mesh, sure
 from thinwire.exchange.table import server
 from thinwire.strategies import STRATEGIES, name_of
@@ -29,9 +29,13 @@ def test_whatever_goes_wrong_what_must_hold_holds(part: int) -> None:
     assert not tally.failed, [(verdict.replay, verdict.what[:300]) for verdict in tally.failed]
 
 
-@pytest.mark.parametrize("seed", [538])
+@pytest.mark.parametrize("seed", [538, 1980, 2788, 4175, 6086, 7036])
 def test_schedules_that_once_broke_something_pass(seed: int) -> None:
-    """538: a quorum made the final mean without one that had yet to come to it, who then made another."""
+    """What was wrong.
+
+    538: a quorum made the final mean without one that had yet to come to it, who then made another.
+    2788: a publication that was announced again counted twice at the worker that had all of it the first time.
+    """
     verdict = play(Schedule.draw(seed))
     assert verdict.ok, verdict.what
 
@@ -88,9 +92,25 @@ def a_successor_skips_rows(patch: Any) -> None:
     patch.setattr(membership.Membership, "_commit", skipping)
 
 
+def a_successor_speaks_too_soon(patch: Any) -> None:
+    """A replacement that waits to be taken in tells of its own rows, none, and begins there."""
+
+    def hasty(self: Any, now: float) -> None:
+        self._reported = now
+        self.exchange.progress(self.meter.report() | {"note": self._account(), "first_loss": self.pace.first_loss})
+
+    patch.setattr(worker.Worker, "_report", hasty)
+
+
 def the_end_is_not_waited_for(patch: Any) -> None:
     """A worker ends on what it has when it hears that all are done, though rounds are still on their way to it."""
     patch.setattr(worker.Worker, "_concludes", lambda self: "conclude" in self.told)
+
+
+def who_comes_too_late_is_taken_in(patch: Any) -> None:
+    """A successor that comes when the others have the final model, and are on their way out, is waited for."""
+    patch.setattr(ending.Ending, "closed", False)
+    patch.setattr(ending.Ending, "in_vain", lambda self, present, working: set())
 
 
 def checkpoints_are_committed_early(patch: Any) -> None:
@@ -120,7 +140,9 @@ PLANTED: dict[Callable[[Any], None], tuple[str | None, range]] = {
     nobody_is_ever_behind: ("sparknet", range(60)),
     words_are_said_once: (None, range(100)),
     a_successor_skips_rows: (None, range(60)),
+    a_successor_speaks_too_soon: (None, range(60)),
     the_end_is_not_waited_for: ("relay", range(330)),
+    who_comes_too_late_is_taken_in: (None, range(1975, 1985)),
     checkpoints_are_committed_early: (None, range(60)),
     one_who_died_at_the_end_is_missed: (None, range(100)),
 }

@@ -111,6 +111,9 @@ def assert_survived(killer: Killer, result: tw.Result, lost: int) -> None:
     assert all(e.digest == given[e.worker, e.landed] for e in rejoined), "it starts from the joint model"
     rows = 1797 - 360
     assert EPOCHS * rows - 3 * BATCH * lost <= result.summary["rows"] <= EPOCHS * rows + 3
+    for worker in range(WORKERS):
+        told = [e.rows for e in killer.of(events.Progressed) if e.worker == worker]
+        assert told == sorted(told), f"a successor of worker {worker} began behind what had been heard of it"
     ever_lost = {e.worker for e in killer.of(events.WorkerLost)}
     gaps = [e.gap_s for e in killer.of(events.Progressed) if e.worker not in ever_lost]
     if not gaps:  # where Spark starts all anew, there are no survivors

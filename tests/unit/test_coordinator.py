@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -103,12 +105,39 @@ def test_a_worker_that_ends_without_a_farewell_was() -> None:
     assert FAREWELL_S < script.moment - script.ended_at < FAREWELL_S + 1.0
 
 
+def test_the_last_checkpoint_is_committed_behind_a_slow_one() -> None:
+    """It becomes whole while an earlier one is still under way, and the run ends then."""
+    script = Script(farewell_s=0.0)
+    script.saves = ["000001-step-4"]
+    under_way: dict[str, Future[int]] = {}
+
+    def commit(name: str, step: int, parts: list[Any], meta: Any) -> Future[int]:
+        under_way[name] = Future()
+        if name.endswith("final"):
+            under_way[name].set_result(1)
+        else:
+            script.inbox.append(script._said("saved", name="000002-final", steps=8, parts=[PART]))
+            threading.Timer(1.0, under_way[name].set_result, [1]).start()
+        return under_way[name]
+
+    outcome = run(script, [], commit=commit)
+    assert [*under_way] == ["000001-step-4", "000002-final"]
+    assert outcome.checkpoint == "000002-final"
+
+
 def test_a_checkpoint_whose_reports_come_after_a_newer_one_was_committed_is_given_up() -> None:
     """Pruning has cleared away its parts by then."""
     script = Script(farewell_s=0.0)
     script.saves = ["000001-step-4", "000003-step-96", "000003-step-104", "000002-step-8"]
     committed: list[str] = []
-    outcome = run(script, [], commit=lambda name, step, parts, meta: committed.append(name) or 1)
+
+    def commit(name: str, step: int, parts: list[Any], meta: Any) -> Future[int]:
+        committed.append(name)
+        done: Future[int] = Future()
+        done.set_result(1)
+        return done
+
+    outcome = run(script, [], commit=commit)
     assert committed == ["000001-step-4", "000003-step-96", "000003-step-104"]
     assert outcome.checkpoint == "000003-step-104"
 

@@ -38,7 +38,7 @@ def summary_table(summary: dict[str, Any]) -> None:
     for name, why in (summary.get("passed_over") or {}).items():
         console.print(f"[yellow]checkpoint {name} was passed over:[/] {why}", highlight=False)
     for name, why in (summary.get("unwritten") or {}).items():
-        console.print(f"[yellow]checkpoint {name} could not be written:[/] {why}", highlight=False)
+        console.print(f"[yellow]checkpoint {name} was not saved:[/] {why}", highlight=False)
     for said in summary.get("warnings") or ():
         console.print(f"[yellow]exchanging hurt:[/] {said}", highlight=False)
 

@@ -227,6 +227,7 @@ def _simulated(recipe: Recipe) -> Cluster:
         slow=slow,
         contention=cluster.contention,
         handling=cluster.handling,
+        store_s=cluster.store_s,
         faults=[Fault(**fault) for fault in cluster.faults or ()],
         seed=recipe.train.seed,
     )

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import reprlib
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from thinwire import events
 from thinwire.engine import endings, headers
+from thinwire.engine.absent import Absent
 from thinwire.engine.clock import REAL, Time
+from thinwire.engine.ending import Ending
 from thinwire.engine.greeting import check_hello
-from thinwire.engine.harvest import Harvest
 from thinwire.engine.headers import is_understood
 from thinwire.engine.jury import Jury
 from thinwire.engine.ledger import Ledger
@@ -21,11 +21,11 @@ from thinwire.engine.outcome import Outcome, Policy
 from thinwire.engine.ports import WHOEVER, Commit, Exit, Header, Hub, Message, Workforce
 from thinwire.engine.saves import Saves
 from thinwire.engine.stopping import Verdict
-from thinwire.errors import CheckpointError, ConfigError, DataError
+from thinwire.errors import ConfigError, DataError
 
 TURN_S = 0.25
 """How often it looks around when nothing comes: each time takes a processor from somebody's step."""
-LAST_VERDICTS, MOST_LOGGED = 8, 8
+MOST_LOGGED = 8
 FAREWELL_S = 0.8
 """A worker's last word may be heard after its end is seen, when the run is ending."""
 BEFORE_A_SEAT = ("join", "fetch")
@@ -50,28 +50,23 @@ class Coordinator:
         time: Time = REAL,
     ) -> None:
         self._hub, self._workforce, self._policy, self._time = hub, workforce, policy, time
-        self._emit_to, self._commit, self._meta, self._serve = emit, commit, meta, serve
+        self._emit_to, self._meta, self._serve = emit, meta, serve
         self.membership = Membership(policy.workers, policy.deadlines, policy.helpers, policy.group_size)
         self.outcome, self._before_s = Outcome(), 0.0
         self._jury = Jury(Verdict(policy.stop, policy.until))
-        self._verdicts: deque[Header] = deque(maxlen=LAST_VERDICTS)
         if resumed:
             self._jury.law.load(resumed["verdict"])
             self.outcome.history = list(resumed["history"])
             self._before_s = float(self.outcome.history[-1].get("seconds", 0.0)) if self.outcome.history else 0.0
             self.outcome.train_loss = resumed.get("train_loss")
-        self._saves = Saves(policy.group_size)
+        self._saves = Saves(policy.group_size, commit, time.now)
         self._finished: set[int] = set()
         self._left: set[int] = set()
         self.ledger = Ledger(self._emit)
-        self._harvest = Harvest(policy.group_size)
-        self._lost_at: dict[int, float] = {}
-        self._never: set[int] = set()
-        self._done: set[int] = set()
-        """Workers lost when all rows were done, and nothing but the end was to come."""
+        self._ending = Ending(policy.group_size)
+        self._absent = Absent(policy.workers, policy.deadlines.rejoin_s)
         self._gone: set[tuple[int, int]] = set()
         self._parting: dict[Exit, float] = {}
-        self._concluding_since: float | None = None
         self._pending_stop: str | None = None
         self._started = self._time.now()
         self._trained_from: float | None = None
@@ -88,19 +83,21 @@ class Coordinator:
                     self.membership.suspect(worker, attempt, self._time.now())
             self._parting = dict.fromkeys(ended, self._time.now()) | self._parting
             for gone, since in list(self._parting.items()):
-                if self._concluding_since is None or self._time.now() - since > FAREWELL_S:
+                if self._ending.since is None or self._time.now() - since > FAREWELL_S:
                     self._exited(gone)
             self._act(self.membership.tick(self._time.now()))
             self._tick()
             on_turn()
+        self.settle(self._policy.deadlines.conclude_s)
         for worker, attempt in self.membership.standing.items():
             self._hub.send(worker, attempt, {"t": "leave", "why": "the run is over", "done": True})
         return self._summed()
 
     def interrupt(self, reason: str = "interrupted") -> None:
         """Asks the run to save a checkpoint and stop at its next round."""
-        self.outcome.interrupted = True
-        self._ask_to_stop(reason)
+        if not self._over():
+            self.outcome.interrupted = True
+            self._ask_to_stop(reason)
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
@@ -133,20 +130,23 @@ class Coordinator:
         check_hello(worker, header)
         if (worker, header["a"]) in self._gone:
             return  # its process ended while this was on the way
-        if self._concluding_since is not None and worker in self.membership.unseen:
+        back, ending = self.membership.attempts.get(worker) == header["a"], self._ending.since is not None
+        if ending and (worker in self.membership.unseen or (self._ending.closed and not back)):
+            self._gone.add((worker, int(header["a"])))
             self._hub.send(worker, int(header["a"]), {"t": "leave", "why": "the run is ending", "done": True})
             return
-        back = self.membership.attempts.get(worker) == header["a"]
         self._act(self.membership.join(header, worker, now))
         seat = self.membership.seats.get(worker)
         if seat is not None and seat.attempt == header["a"]:
-            for verdict in self._verdicts if back else ():  # what was judged while it had no seat
-                self._hub.send(worker, seat.attempt, dict(verdict))
+            self._ending.late |= {worker} if ending and not back else set()
+            for verdict in self._jury.verdicts:
+                if back or verdict["stop"]:  # judged while it had no seat; that the run is to end all must know
+                    self._hub.send(worker, seat.attempt, dict(verdict))
             self._finished.discard(worker)
             self._jury.excused.pop(worker, None)
             if header.get("rows") == 0 and worker < self._policy.workers:
                 _log.warning("worker %s on %s has no rows to train on: its partition is empty", worker, seat.host)
-            again = self._lost_at.pop(worker, None) is not None
+            again = self._absent.since.pop(worker, None) is not None
             self.ledger.joined(seat, self.membership.rows[worker], again=again)
 
     def _on_fetch(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
@@ -171,6 +171,8 @@ class Coordinator:
 
     def _on_evaluated(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         self._jury.hear(worker, header)
+        for verdict in self._jury.told(int(header["p"])):  # to a newcomer: the others have done this one
+            self._hub.send(worker, int(header["a"]), verdict)
 
     def _on_caught(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         """Publications up to this one were made before the worker had the joint state: it has no part in them."""
@@ -199,9 +201,12 @@ class Coordinator:
     def _on_result(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         if payload is None or header["part"] >= self._policy.group_size:
             self._refuse(worker, header)
-        elif self._harvest.take(header, payload):
-            self.outcome.results = self._harvest.results
+        elif self._ending.harvest.take(header, payload):
+            self.outcome.results = self._ending.harvest.results
             self._broadcast({"t": "done"})
+
+    def _on_agreed(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
+        self._ending.agreed.add(worker)
 
     def _on_apart(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         """A worker has lost its group, also where nobody else has noticed."""
@@ -223,7 +228,9 @@ class Coordinator:
                 self.ledger.stalled(decision, {w: seat.host for w, seat in self.membership.seats.items()})
                 continue
             if isinstance(decision, Bereft):
-                raise endings.bereft()
+                if not self.outcome.results:
+                    raise endings.bereft()
+                continue
             self._hub.send(decision.worker, decision.attempt, decision.header)
             if decision.header["t"] == "commit":
                 committed = decision.header
@@ -241,7 +248,7 @@ class Coordinator:
             self.outcome.generations += 1
             if self._pending_stop:  # a new first worker may not have heard of it
                 self._ask_to_stop(self._pending_stop)
-            if self._concluding_since is not None:
+            if self._ending.since is not None:
                 self._conclude()
 
     def _lose(self, lost: Lost) -> None:
@@ -250,9 +257,9 @@ class Coordinator:
         if not self._workforce.revives:
             self._gone.add((lost.worker, lost.attempt))
         self.outcome.workers_lost += 1
-        self._lost_at[lost.worker] = self._time.now()
-        if self._concluding_since is not None and lost.worker in self._finished:
-            self._done.add(lost.worker)
+        self._absent.since[lost.worker] = self._time.now()
+        if self._ending.since is not None and lost.worker in self._finished:
+            self._absent.done.add(lost.worker)
         self._finished.discard(lost.worker)
         last = self.ledger.lose(lost.worker)
         self._emit(
@@ -264,11 +271,11 @@ class Coordinator:
                 steps=int(last.get("progress", {}).get("steps", 0)),
             )
         )
-        if not self._workforce.replace(lost.worker, lost.attempt + 1):
-            self._never.add(lost.worker)
-            self.outcome.unreplaced += lost.worker < self._policy.workers and lost.worker not in self._done
+        if self._ending.closed or not self._workforce.replace(lost.worker, lost.attempt + 1):
+            self._absent.never.add(lost.worker)
+            self.outcome.unreplaced += lost.worker < self._policy.workers and lost.worker not in self._absent.done
             alive = len(self.membership.working)
-            if alive < self._policy.min_workers:
+            if alive < self._policy.min_workers and not self._ending.closed:
                 raise endings.too_few(self._policy, lost, alive)
 
     def _exited(self, gone: Exit) -> None:
@@ -285,29 +292,32 @@ class Coordinator:
         self._act(decisions)
 
     def _tick(self) -> None:
-        now = self._time.now()
+        now, members, ended = self._time.now(), self.membership, bool(self._left or self.outcome.results)
         self._judge()
-        self._save()
-        if self._concluding_since is None:
+        self.settle()
+        self._dismiss(self._ending.in_vain(members.present, members.working) - self._left)
+        if self._ending.since is None:
             stopping = self.outcome.stopped_early or self._pending_stop is not None
             done = {worker for worker in self._finished if worker < self._policy.workers}
-            makes_room, missed = self._workforce.revives and not stopping, self._missed() - self._never
+            makes_room, missed = self._workforce.revives and not stopping, self._absent.missed - self._absent.never
             if makes_room:
-                self._act(self.membership.make_room(done, missed, now))
-            alive, more = self.membership.working, makes_room and self.membership.room_for(done, missed, now)
-            if alive and alive <= self._finished and self.membership.formed and not more and not self._awaited(now):
+                self._act(members.make_room(done, missed, now))
+            alive, more = members.working, makes_room and members.room_for(done, missed, now)
+            if alive and alive <= self._finished and members.formed and not more and not self._absent.awaited(now):
                 self._trained_to = now
-                self._concluding_since = now
-                self._dismiss(self.membership.present - alive)
+                self._ending.since = now
+                self._dismiss(members.present - alive)
                 self._conclude()
-        elif now - self._concluding_since > self._policy.deadlines.conclude_s:
-            slow = sorted(set(self.membership.seats) - self._left)
-            raise endings.too_slow(self._policy, slow)
-        if not self.membership.working and not self.membership.formed:
+        elif now - self._ending.since > self._policy.deadlines.conclude_s:
+            slow = set(members.seats) - self._left
+            if not self.outcome.results:
+                raise endings.too_slow(self._policy, sorted(slow))
+            self._dismiss(slow)
+        if not members.working and not members.formed:
             if now - self._started > self._policy.deadlines.start_s:
                 raise endings.nobody_came(self._policy)
-        elif (not self.membership.working or self.membership.waits) and not self._awaited(now) and not self._left:
-            raise endings.nobody_left(self._policy, self.membership.present)
+        elif (not members.working or members.waits) and not (ended or self._absent.awaited(now)):
+            raise endings.nobody_left(self._policy, members.present)
 
     def _conclude(self) -> None:
         """All rows are done, and so many rounds landed with whoever launched them: all are to have them."""
@@ -321,15 +331,6 @@ class Coordinator:
             self._gone.add((worker, seat.attempt))
             self._hub.send(worker, seat.attempt, {"t": "leave", "why": "the run is ending", "done": True})
 
-    def _missed(self) -> set[int]:
-        """Workers that were lost and have not come back."""
-        return {worker for worker in self._lost_at if worker < self._policy.workers}
-
-    def _awaited(self, now: float) -> list[int]:
-        """Lost workers whose replacements are still on their way."""
-        rejoin_s = self._policy.deadlines.rejoin_s
-        return [w for w, at in self._lost_at.items() if w not in self._never and now - at < rejoin_s]
-
     def _judge(self) -> None:
         """Evaluations whose reports are all in come to a verdict, which every worker hears."""
         alive = set(self.membership.members) & set(self.membership.seats)
@@ -342,23 +343,20 @@ class Coordinator:
             if judged.stop is not None:
                 self.outcome.stopped_early = True
                 self.outcome.reason = self.outcome.reason or judged.stop
-            self._verdicts.append(judged.verdict())
-            self._broadcast(self._verdicts[-1])
+            self._broadcast(judged.verdict())
 
-    def _save(self) -> None:
-        if self._commit is None:
-            return
+    def settle(self, patience_s: float = 0.0) -> None:
+        """Has checkpoints that are whole committed, and hears what became of earlier ones; waits for them so long."""
         needed = set(self.membership.members) & set(self.membership.seats)
-        for whole in self._saves.whole(needed, self.outcome.checkpoint):
-            meta = {"verdict": self._jury.law.state(), "history": self.outcome.history} | self._meta()
-            meta["train_loss"] = self.outcome.train_loss
-            try:
-                size_bytes = self._commit(whole.name, whole.step, whole.parts, meta)
-            except CheckpointError as error:
-                self._emit(self.outcome.heed(events.CheckpointFailed(name=whole.name, reason=str(error))))
-                continue
-            self.outcome.checkpoint = whole.name
-            self._emit(events.CheckpointSaved(name=whole.name, steps=whole.step, size_bytes=size_bytes))
+        for _ in range(2 if patience_s else 1):  # who waits also sees to what became whole behind the others
+            self._saves.begin(needed, self._state)
+            for event in self._saves.ended(patience_s):
+                self._emit(self.outcome.heed(event))
+
+    def _state(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside the workers' parts."""
+        kept = {"verdict": self._jury.law.state(), "history": list(self.outcome.history)}
+        return kept | self._meta() | {"train_loss": self.outcome.train_loss}
 
     def _ask_to_stop(self, reason: str) -> None:
         self._pending_stop = reason
@@ -379,7 +377,7 @@ class Coordinator:
             self._hub.send(seat.worker, seat.attempt, dict(header))
 
     def _over(self) -> bool:
-        return bool(self._left) and set(self.membership.seats) <= self._left
+        return bool(self._left or self.outcome.results) and set(self.membership.seats) <= self._left
 
     def progress(self) -> dict[int, Header]:
         """The last heartbeat of every worker."""
@@ -391,8 +389,8 @@ class Coordinator:
         out.refused += int(getattr(self._hub, "refused", 0))
         if self._trained_from is not None:
             out.train_s = (self._trained_to or self._time.now()) - self._trained_from
-        missed = (set(self.membership.unseen) | self._missed()) - self._done
-        out.lack(sorted(missed - self._never))  # those are counted already
+        missed = (set(self.membership.unseen) | self._absent.missed) - self._absent.done
+        out.lack(sorted(missed - self._absent.never))  # those are counted already
         return out
 
     def _emit(self, event: events.Event) -> None:

@@ -11,7 +11,7 @@ class Harvest:
     def __init__(self, parts: int) -> None:
         self._parts = parts
         self._pieces: dict[tuple[int, int], dict[int, bytes]] = {}
-        self._whole: set[int] = set()
+        self._done: set[int] = set()
         self.results: dict[int, dict[int, bytes]] = {}
         """By part and number, the chunks that are whole."""
 
@@ -25,5 +25,10 @@ class Harvest:
             found[chunk] = b"".join(pieces[i] for i in sorted(pieces))
             del self._pieces[part, chunk]
         if len(found) == int(header["chunks"]):
-            self._whole.add(part)
-        return len(self._whole) == self._parts
+            self._done.add(part)
+        return self.whole
+
+    @property
+    def whole(self) -> bool:
+        """Whether all is there."""
+        return len(self._done) == self._parts

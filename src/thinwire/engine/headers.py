@@ -219,6 +219,7 @@ FORMS: dict[str, Check] = {
     "caught": _form({"published": _count}),
     "saved": _form({"name": _save, "steps": _count, "parts": _list(_A_PART)}),
     "finished": _form({}),
+    "agreed": _form({}),
     "epoch": _form({"a": _count, "epoch": _count, "rows": _count}, loss=_maybe(_number)),
     "event": lambda header: _form({"kind": _text, "fields": _any_table})(header) and _event(header),
     "failed": _form({"error": _text, "traceback": _text}, kind=_text),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from thinwire import events
 from thinwire.engine.ports import Header
 from thinwire.engine.stopping import Verdict
+
+LAST_VERDICTS = 8
+"""Are kept, for those who were not there."""
 
 
 class Judged(NamedTuple):
@@ -34,6 +38,7 @@ class Jury:
         """By worker, the last publication made before it held the joint state: it has no part in those."""
         self._reports: dict[int, dict[int, Header]] = {}
         self._judged: set[int] = set()
+        self.verdicts: deque[Header] = deque(maxlen=LAST_VERDICTS)
 
     def hear(self, worker: int, header: Header) -> None:
         """Takes a report in."""
@@ -48,7 +53,13 @@ class Jury:
             if {w for w in alive if self.excused.get(w, 0) < number} <= set(reports):
                 self._judged.add(number)
                 gone = sum(done for worker, done in rows.items() if worker not in reports)
-                yield self._judge(number, reports, gone, total_rows, train_loss)
+                judged = self._judge(number, reports, gone, total_rows, train_loss)
+                self.verdicts.append(judged.verdict())
+                yield judged
+
+    def told(self, number: int) -> list[Header]:
+        """What workers were told of a publication, if it is judged."""
+        return [dict(verdict) for verdict in self.verdicts if verdict["p"] == number]
 
     def _judge(
         self, number: int, reports: dict[int, Header], gone: int, total_rows: int, train_loss: float | None

@@ -41,7 +41,8 @@ class Ledger:
         progress = header.get("progress") or {}
         if not progress and worker in self._unsaid:  # a successor has yet to step: what was left unsaid is told now
             self._tell(worker)
-        self.last[worker] = {**header, "host": host}
+        kept = progress or self.last.get(worker, {}).get("progress", {})  # a successor has yet to tell of any
+        self.last[worker] = {**header, "host": host, "progress": kept}
         self._gone.pop((worker, attempt), None)
         if not progress:
             return

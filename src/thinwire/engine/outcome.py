@@ -66,6 +66,8 @@ class Outcome:
             self.choice = event.why or self.choice
         elif isinstance(event, events.Tried) and event.hurts:
             self.warnings.append(event.hurts)
+        elif isinstance(event, events.CheckpointSaved):
+            self.checkpoint = event.name
         elif isinstance(event, events.CheckpointFailed):
             self.unwritten[event.name] = event.reason
             if len(self.unwritten) > LAST_UNWRITTEN:
@@ -78,7 +80,7 @@ class Outcome:
         newest = max(self.unwritten, key=order_of, default="")
         if order_of(newest)[:1] <= order_of(self.checkpoint or "")[:1]:  # one never begun has the next one's number
             return None
-        return f"checkpoint {newest} could not be written: {self.unwritten[newest]}"
+        return f"checkpoint {newest} was not saved: {self.unwritten[newest]}"
 
     def lack(self, workers: list[int]) -> None:
         """Says why the run ended, if nothing else has; these workers' rows are not all done."""

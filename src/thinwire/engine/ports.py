@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -133,9 +134,9 @@ class Workforce(Protocol):
 
 
 class Commit(Protocol):
-    """Makes the parts that workers wrote a checkpoint."""
+    """Makes the parts that workers wrote a checkpoint, beside its caller; its size in bytes comes of it."""
 
-    def __call__(self, name: str, step: int, parts: list[dict[str, Any]], meta: dict[str, Any]) -> int: ...
+    def __call__(self, name: str, step: int, parts: list[dict[str, Any]], meta: dict[str, Any]) -> Future[int]: ...
 
 
 Clock = Callable[[], float]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from thinwire.engine.resuming import worker_tree
+from thinwire.engine.resuming import newcomers, worker_tree
 from thinwire.engine.signals import Landed
 from thinwire.engine.writing import SavePart, Writer
 
@@ -201,11 +201,11 @@ class Publisher:
         worker = self._worker
         if worker.strategy.timing == "barrier" and evaluate:
             waiting = f"the verdict on evaluation {number}"
-            worker.wait(lambda: number in worker.verdicts, waiting, worker.plan.deadlines.conclude_s)
+            over = lambda: number in worker.verdicts or number <= self.passed  # noqa: E731
+            worker.wait(over, waiting, worker.plan.deadlines.conclude_s)
 
     def _average_buffers(self, key: str) -> None:
-        worker = self._worker
-        buffers = worker.replica.buffers
+        worker, buffers = self._worker, self._worker.replica.buffers
         if buffers.size and not worker.alone and key not in worker.averaged:
             weight = 1.0 if worker.batches.num_rows else 0.0  # who has no rows has made none of them
             worker.exchange.average(key, buffers.vector(), weight, {"counts": buffers.counts()})
@@ -267,17 +267,19 @@ class Publisher:
             return
         trees: dict[str, object] = {f"worker-{worker.plan.worker}": publication.own}
         if worker.lead and publication.joint is not None:
+            assert publication.own is not None
             joint: dict[str, Any] = {
                 "joint": publication.joint,
                 "model": worker.replica.state_of(publication.model, buffers),
-                "publisher": self.tree(),
+                "publisher": self.tree() | {"number": max(self.number, publication.number)},
+                **newcomers(publication.own),
             }
             if worker.strategy.replicated:
                 joint["replica"] = worker.replica.shared()
             trees[self.joint_name] = joint
         self._writer.write(name, trees, last=last)
 
-    part = 0
+    part, passed = 0, 0  # the latter: what was published when it took the joint state over, without it
     joint_name = "joint"
     """The part of a checkpoint that the first worker writes."""
 
@@ -313,27 +315,27 @@ class Publisher:
         worker.wait(lambda: self._buffers(key) is not None, "the final buffers", plan.deadlines.conclude_s)
         buffers = self._buffers(key)
         assert buffers is not None
-        number = self.number + 1
+        number = self.number + 1  # and so it stays: who joins while this goes on is to count to the same
         if plan.evaluates:
             self._evaluate(number, model, buffers)
             if plan.keeps_best:
                 self._models[number] = worker.replica.state_of(model, buffers)
             worker.wait(lambda: number in worker.verdicts, "the final verdict", plan.deadlines.conclude_s)
-        self.number = number
+        last = None
         if plan.checkpoint_every is not None:
             own = worker_tree(worker)
+            own["publisher"]["number"] = number  # who goes on from here counts on
             name = f"{number:06d}-final"  # the same on all, whose steps may differ by now
             tree = worker.joint.tree()
             if worker.joint.model is not None:
                 tree["state"][0] = model.clone()
-            self._save(_Publication(number, model, tree, name, own, False), buffers, last=True)
-        self._writer.finish(plan.deadlines.conclude_s / 2)  # the coordinator's patience with all of this is no longer
-        self._hand_back(self.best if self.best is not None else worker.replica.state_of(model, buffers))
+            last = _Publication(number, model, tree, name, own, False)
+        worker.say("agreed")  # from here on whoever is lost is not replaced
+        self._see_off(last, model, buffers)
 
     def _clear(self) -> None:
         """Sees what was announced through."""
-        patience_s = self._worker.plan.deadlines.conclude_s
-        self._worker.wait(lambda: not self._pending, "the last publications", patience_s)
+        self._worker.wait(lambda: not self._pending, "the last publications", self._worker.plan.deadlines.conclude_s)
 
     def _final_model(self) -> Tensor:
         worker = self._worker
@@ -369,21 +371,26 @@ class Publisher:
         most = max(int(note.get("number", 0)) for note in worker.averaged[key].notes.values())
         worker.wait(lambda: self.number >= most, f"publication {most}", patience_s)
 
-    def _hand_back(self, state: dict[str, Tensor]) -> None:
-        worker = self._worker
-        sent = False
-        while "done" not in worker.told:
-            if worker.lead and not sent:
-                sent = True
+    def _see_off(self, last: _Publication | None, model: Tensor, buffers: dict[str, Tensor]) -> None:
+        """The first worker saves what is of all, and hands the model back; who becomes the first does both anew."""
+        worker, plan, owed = self._worker, self._worker.plan, last is not None
+        while owed or "done" not in worker.told:  # others may have heard of the end before this one is here
+            lead = worker.lead
+            if last is not None and (lead or owed):
+                self._save(last, buffers, last=True)
+                owed = False
+                self._writer.finish(plan.deadlines.conclude_s / 2)  # the coordinator has twice the patience
+            if lead:
+                state = self.best if self.best is not None else worker.replica.state_of(model, buffers)
                 chunks = worker.replica.pieces_of(state)  # one by one: all of it at once takes its memory several times
                 for number, chunk in enumerate(chunks):
                     self._report(memoryview(worker.exchange.encode(chunk)), number, len(chunks))
-            lead = worker.lead
             worker.wait(
                 lambda was=lead: "done" in worker.told or worker.lead != was,  # type: ignore[misc]
                 "the run to end",
-                worker.plan.deadlines.conclude_s,
+                plan.deadlines.conclude_s,
             )
+        self._writer.close()
 
     def _report(self, data: memoryview, chunk: int, chunks: int) -> None:
         count = max(1, -(-len(data) // RESULT_CHUNK_BYTES))

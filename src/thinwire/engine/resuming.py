@@ -17,6 +17,7 @@ def worker_tree(worker: Worker) -> dict[str, Any]:
     """Everything of a worker that it needs to go on bit for bit."""
     return {
         "replica": worker.replica.tree(),
+        "schedule": worker.replica.schedule(),
         "worker": [v.detach().cpu().clone() if isinstance(v, Tensor) else v for v in worker.state.whole()],
         "meter": worker.meter.tree(),
         "residuals": worker.exchange.residuals(),
@@ -25,6 +26,12 @@ def worker_tree(worker: Worker) -> dict[str, Any]:
         "totals": {str(k): v for k, v in worker.totals.items()},
         "publisher": worker.publisher.tree(),
     }
+
+
+def newcomers(own: dict[str, Any]) -> dict[str, Any]:
+    """What of a worker's own part those need who have none: its buffers, and where its learning rate is."""
+    replica = own["replica"]
+    return {"buffers": replica["buffers"], "counts": replica["counts"], "schedule": own["schedule"]}
 
 
 def resume(worker: Worker, joint: dict[str, Any], own: dict[str, Any] | None) -> None:
@@ -56,4 +63,7 @@ def _start_from(worker: Worker, joint: dict[str, Any]) -> None:
         with torch.no_grad():
             worker.replica.vector.copy_(worker.joint.model)
         worker.state.open(worker.replica.vector)
+        if "schedule" in joint:  # older checkpoints lack it
+            worker.replica.buffers.load(joint["buffers"], joint["counts"])
+            worker.replica.load_schedule(joint["schedule"])
     worker.publisher.load(joint["publisher"])

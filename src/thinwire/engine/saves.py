@@ -1,12 +1,20 @@
-"""Checkpoints on their way: parts that workers have written, until each checkpoint is whole."""
+"""Checkpoints on their way: parts that workers have written, until each checkpoint is whole and committed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as LateError
 from typing import Any, NamedTuple
 
+from thinwire import events
 from thinwire.engine.outcome import order_of
-from thinwire.engine.ports import Header
+from thinwire.engine.ports import Clock, Commit, Header
+from thinwire.errors import CheckpointError
+
+MOST_AT_ONCE = 2
+"""Of those that became whole while others were being committed, the newest: older ones would be cleared away."""
 
 
 class Whole(NamedTuple):
@@ -18,12 +26,14 @@ class Whole(NamedTuple):
 
 
 class Saves:
-    """Reports of parts, by checkpoint."""
+    """Reports of parts, by checkpoint, and what is being committed: a store may take its time, and the run goes on."""
 
-    def __init__(self, group_size: int) -> None:
-        self._group_size = group_size
+    def __init__(self, group_size: int, commit: Commit | None, clock: Clock) -> None:
+        self._group_size, self._commit, self._clock = group_size, commit, clock
         self._reports: dict[str, dict[int, Header]] = {}
         self._done: set[str] = set()
+        self._begun: deque[tuple[Whole, Future[int]]] = deque()
+        self._newest: str | None = None
 
     def hear(self, worker: int, header: Header) -> None:
         """A worker has written its parts."""
@@ -40,3 +50,29 @@ class Saves:
             self._done.add(name)
             newest = name
             yield Whole(name, max(int(r["steps"]) for r in reports.values()), [*parts.values()])
+
+    def begin(self, needed: set[int], meta: Callable[[], dict[str, Any]]) -> None:
+        """Begins to commit those that are whole now."""
+        if self._commit is None or self._begun:  # a slow store is not to have ever more of them
+            return
+        for whole in [*self.whole(needed, self._newest)][-MOST_AT_ONCE:]:
+            self._begun.append((whole, self._commit(whole.name, whole.step, whole.parts, meta())))
+
+    def ended(self, patience_s: float = 0.0) -> Iterator[events.Event]:
+        """What became of those begun, in their order; those not done after so long have failed, if it is not 0."""
+        until = self._clock() + patience_s
+        while self._begun and (patience_s or self._begun[0][1].done()):
+            whole, commit = self._begun[0]
+            try:
+                size_bytes = commit.result(timeout=max(0.0, until - self._clock()))
+            except CheckpointError as error:
+                became: events.Event = events.CheckpointFailed(name=whole.name, reason=str(error))
+            except LateError:
+                commit.cancel()
+                slow = f"it was not committed after {patience_s:.0f} s: the store is slow"
+                became = events.CheckpointFailed(name=whole.name, reason=slow)
+            else:
+                self._newest = whole.name
+                became = events.CheckpointSaved(name=whole.name, steps=whole.step, size_bytes=size_bytes)
+            self._begun.popleft()
+            yield became

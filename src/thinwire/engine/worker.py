@@ -71,8 +71,7 @@ class Worker:
         self.mean_gradient: Tensor | None = None
         self.shares: dict[Fragment, tuple[int, int]] = {}
         self.pace = Pace(self.meter, self.time.now)
-        self._needs_state = False
-        self._stopping = False
+        self._needs_state = self._stopping = False
         self._reported, self._patient_until, self._rounds_in_all = 0.0, 0.0, 0
         self._tuner, self.guard = Tuner(self), Guard(self)
         self.landed = self.adopted = joint.landed
@@ -173,7 +172,8 @@ class Worker:
 
     def _report(self, now: float) -> None:
         self._reported = now
-        self.exchange.progress(self.meter.report() | {"note": self._account(), "first_loss": self.pace.first_loss})
+        if self.members:  # until then the last word of its predecessor stands
+            self.exchange.progress(self.meter.report() | {"note": self._account(), "first_loss": self.pace.first_loss})
 
     def say(self, kind: str, /, **fields: Any) -> None:
         """Tells the coordinator something."""

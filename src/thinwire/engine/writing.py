@@ -58,6 +58,9 @@ class Writer:
                 write.result(timeout=max(0.0, deadline - self._worker.time.now()))
             except LateError:
                 self._failed(name, f"it was not written after {patience_s:.0f} s: the store is slow")
+
+    def close(self) -> None:
+        """Nothing more is to be written; what is still being is not waited for."""
         self._io.shutdown(wait=all(write.done() for write in self._writes), cancel_futures=True)
 
     def _write(self, name: str, trees: dict[str, object], steps: int) -> None:

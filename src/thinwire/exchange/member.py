@@ -287,19 +287,19 @@ class Member(ABC):
 
     def _commit(self, header: Header) -> None:
         me = self._seat.worker
+        mine = header["members"][str(me)]
         attempts = {int(k): int(v["attempt"]) for k, v in header["members"].items()}
         self._link.connect({int(k): v["address"] for k, v in header["members"].items() if int(k) != me})
         reference, landed = self._agreed = int(header["reference"]), int(header["landed"])
         earlier = self._rounds.members  # none yet in a run that goes on from a checkpoint
         given_up = self._rounds.configure(int(header["g"]), attempts, self._over(landed))
-        self.residuals.share(earlier)  # after the sums of rounds given up are undone
+        self.residuals.share(earlier, stale="position" in mine)  # after the sums of rounds given up are undone
         same = self._since == int(header["since"]) and self._holds(header)
         self._needs_state = me != reference and not same
         self._since = self._since if self._needs_state else int(header["g"])
         self._fresh = self._frozen = False
         if self._needs_state:
             self.donation.want(reference)
-        mine = header["members"][str(me)]
         self.signals.put(
             Formed(
                 generation=int(header["g"]),

@@ -27,9 +27,14 @@ class Residuals:
             self.own, self.owed = torch.zeros(self._size), torch.zeros(self._size)
         return Lane(chosen, self.own, self.owed, self._resend)
 
-    def share(self, members: tuple[int, ...]) -> None:
-        """What this worker's slices were still owed goes into its own contributions: slices change hands now."""
-        if members and self.own is not None and self.owed is not None:
+    def share(self, members: tuple[int, ...], *, stale: bool = False) -> None:
+        """What this worker's slices were still owed goes into its own contributions: slices change hands now.
+
+        Without members yet it is what a checkpoint held; stale, where another has gone on from there and sent it.
+        """
+        if not members and stale:
+            self.own = self.owed = None
+        elif members and self.own is not None and self.owed is not None:
             self.own.add_(self.owed, alpha=len(members))
             self.owed.zero_()
 

@@ -6,6 +6,8 @@ import math
 
 ROOM = 0.95
 """Share of a step that one fragment's exchange may take."""
+EASE = 0.5
+"""And that of the whole model in more bits than are needed."""
 SCALE_BITS = 32 / 256
 SELDOM = 8
 """Steps between two averages of a fragment from which replicas drift apart."""
@@ -61,17 +63,19 @@ def choose_bits(ratio: float) -> int:
 
 
 def richest_bits(ratio: float, *, latency: float = 0.0) -> int:
-    """The widest codec in which the whole model crosses within one step; where none does, what `choose_bits` says.
+    """The widest codec in which the whole model crosses with ease within one step, else what `choose_bits` says.
 
-    R·(bits + 1/8) / 32 ≤ 0.95 − L
+    R·(bits + 1/8) / 32 ≤ 0.5 − L
 
-    >>> richest_bits(0.5), richest_bits(1.5), richest_bits(3), richest_bits(11.6), richest_bits(107.8)
+    With ease: a round that takes most of a step misses every other one, which costs more than fewer bits do.
+
+    >>> richest_bits(0.4), richest_bits(0.9), richest_bits(1.5), richest_bits(11.6), richest_bits(107.8)
     (32, 16, 8, 4, 2)
-    >>> richest_bits(0.7, latency=0.4)
-    16
+    >>> richest_bits(0.7, latency=0.2)
+    8
     """
     for bits in (32, 16, 8):
-        if num_fragments(ratio, bits, latency=latency) == 1:
+        if ratio * (bits + 1 / 8) / 32 <= EASE - latency:
             return bits
     return choose_bits(ratio)
 

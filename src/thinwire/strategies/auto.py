@@ -18,8 +18,8 @@ class Auto(Relay):
     """Chooses by what the first rounds took against a step, says why in one line, and again when the link changes.
 
     Where the exchange is nothing beside a step, every step waits for the mean of all replicas, in float32: synchronous
-    SGD. Where it fits inside a step, it goes on beside the next one in the widest codec that fits. Where it does not,
-    it is Relay. Every knob of Relay that is given is kept to.
+    SGD. Where it fits inside half a step, it goes on beside the next one in the widest codec that fits. Where it does
+    not, it is Relay. Every knob of Relay that is given is kept to.
 
     Args:
         guard: compare the joint model early in the run with the replicas, and with one that learnt alone until then;

@@ -24,6 +24,8 @@ from thinwire.units import rate_bytes
 
 TASK_S = 0.5
 """After so long Spark runs a task again that failed."""
+STORES = ("checkpoint", "commit")
+"""What executors are called that write: a worker's and the driver's."""
 Kind = Literal["kill", "pause", "cut", "link", "lose", "repeat", "shuffle", "part", "twin"]
 
 
@@ -68,6 +70,7 @@ class Simulated:
         contention: by how much a step is longer while much crosses the worker's link: 0.2 for a fifth.
         handling: bytes a second that a worker's exchange packs, encrypts and adds up, as a rate or a number; no limit
             unless given.
+        store_s: what it takes to write a worker's part of a checkpoint, and to commit one.
         faults: what goes wrong, and when.
         max_restarts: how many lost workers are replaced.
         revives: whether lost workers are started again as Spark does it: by the cluster, which the coordinator does not
@@ -84,6 +87,7 @@ class Simulated:
     slow: Mapping[int, float] = field(default_factory=dict)
     contention: float = 0.0
     handling: str | float | None = None
+    store_s: float = 0.0
     faults: Sequence[Fault] = ()
     max_restarts: int = 1000
     revives: bool = False
@@ -92,7 +96,7 @@ class Simulated:
     def __post_init__(self) -> None:
         if not isinstance(self.workers, int) or self.workers < 1:
             raise ConfigError(f"cluster.workers = {self.workers} is not possible; use a count of 1 or more")
-        for name in ("latency_s", "spread", "contention", "max_restarts"):
+        for name in ("latency_s", "spread", "contention", "store_s", "max_restarts"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise ConfigError(f"cluster.{name} = {value} is not possible; use a number of 0 or more")
@@ -139,7 +143,7 @@ class SimulatedSite:
     def __init__(self, cluster: Simulated) -> None:
         self._cluster = cluster
         self.workers = cluster.workers
-        self.time = VirtualTime()
+        self.time = VirtualTime(dict.fromkeys(STORES, cluster.store_s))
         link = Link(cluster.latency_s, rate_bytes(cluster.link))
         self.network = Network(self.time, link, cluster.workers + 1)
         steps = StepTimes(
@@ -194,7 +198,7 @@ class SimulatedWorkforce:
         self._running: set[tuple[int, int]] = set()
         self._exits: list[Exit] = []
         self._away: dict[int, float] = {}
-        self._restarts = 0
+        self._restarts, self._stopped = 0, False
         for fault in cluster.faults:
             self._time.at(fault.at_s, functools.partial(self._happen, fault))
         self._earlier: Any = None
@@ -202,6 +206,8 @@ class SimulatedWorkforce:
             self._earlier = signal.signal(signal.SIGINT, lambda number, frame: self._time.interrupt())
 
     def start(self, worker: int, attempt: int) -> None:
+        if self._stopped:
+            return
         self._attempts[worker] = attempt
         self._running.add((worker, attempt))
         act = functools.partial(self._live, worker, attempt)
@@ -237,9 +243,10 @@ class SimulatedWorkforce:
         return True
 
     def stop(self) -> None:
+        self._stopped = True
         if self._earlier is not None:
             signal.signal(signal.SIGINT, self._earlier)
-        self._time.stop()
+        self._time.stop(spared=(None,))  # what the driver has begun to commit it sees through
 
     def _happen(self, fault: Fault) -> None:
         worker, until = fault.worker, self._time.now() + fault.seconds

@@ -11,10 +11,12 @@ import itertools
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from collections.abc import Callable, Container, Mapping
+from concurrent.futures import Executor
+from types import MappingProxyType
 from typing import Any
 
+from thinwire.cluster.simulated.stores import AtOnce, InTurn
 from thinwire.errors import TimedOutError
 
 STACK_BYTES = 1 << 20
@@ -47,7 +49,7 @@ class Fiber:
         finally:
             threading.stack_size(size)
         self.parked = True
-        self._time.fibers.add(self)
+        self._time.fibers[self] = None
         self._time.wake(self)
 
     def is_alive(self) -> bool:
@@ -69,7 +71,7 @@ class Fiber:
         except BaseException as error:
             self.error = error
         self.done = True
-        self._time.fibers.discard(self)
+        self._time.fibers.pop(self, None)
         for fiber in self._waiting:
             self._time.wake(fiber)
         self._time.leave(self)
@@ -78,11 +80,12 @@ class Fiber:
 class VirtualTime:
     """See `thinwire.engine.clock.Time`. Whoever makes it is its first fiber."""
 
-    def __init__(self) -> None:
-        self._now = 0.0
+    def __init__(self, takes_s: Mapping[str, float] = MappingProxyType({})) -> None:
+        self._now, self._takes_s = 0.0, takes_s
         self._events: list[tuple[float, int, Fiber | None, Any]] = []
         self._numbers = itertools.count()
-        self.fibers: set[Fiber] = set()
+        self.fibers: dict[Fiber, None] = {}
+        """In the order in which they began: one of addresses would not be the same each time."""
         self._main = self.current = Fiber(self, lambda: None, "driver", None)
         self._frozen: dict[object, float] = {}
         self._rested: dict[object, float] = {}
@@ -106,7 +109,8 @@ class VirtualTime:
         return Fiber(self, act, name, owner)
 
     def executor(self, name: str, threads: int = 1) -> Executor:
-        return AtOnce()
+        seconds = self._takes_s.get(name, 0.0)
+        return InTurn(self, name, seconds) if seconds else AtOnce()
 
     # -- what happens -----------------------------------------------------------------------------------------------
 
@@ -163,12 +167,12 @@ class VirtualTime:
         """Has the first fiber raise KeyboardInterrupt when its turn comes; may be called by a signal's handler."""
         self._interrupted = True
 
-    def stop(self) -> None:
-        """Ends every fiber but the first, which calls."""
-        while self.fibers:  # one may start meanwhile
-            for owner in {fiber.owner for fiber in self.fibers}:
+    def stop(self, spared: Container[object] = ()) -> None:
+        """Ends every fiber but the first, which calls, and those of owners to be spared."""
+        while ending := [fiber for fiber in self.fibers if fiber.owner not in spared]:  # one may start meanwhile
+            for owner in dict.fromkeys(fiber.owner for fiber in ending):
                 self.kill(owner)
-            for fiber in list(self.fibers):
+            for fiber in ending:
                 fiber.join(60.0)
 
     # -- the baton --------------------------------------------------------------------------------------------------
@@ -259,15 +263,3 @@ class VirtualQueue:
 
     def empty(self) -> bool:
         return not self._items
-
-
-class AtOnce(Executor):
-    """Does what it is given at once: slow things take no virtual time."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        done: Future[Any] = Future()
-        try:
-            done.set_result(fn(*args, **kwargs))
-        except BaseException as error:
-            done.set_exception(error)
-        return done

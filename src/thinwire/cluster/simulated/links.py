@@ -79,6 +79,8 @@ class _Link(MemoryLink):
 
     def send(self, peer: int, header: dict[str, object], payload: memoryview | None = None) -> None:
         self._handled += 0 if payload is None else payload.nbytes
+        if header["t"] == "join":  # of a machine that is the same each time: a longer number takes longer on the wire
+            header = {**header, "host": f"machine-{self._me}", "pid": 0}
         if not self._room.silent(self.address):
             super().send(peer, header, payload)
 

@@ -54,6 +54,10 @@ class _Pages:
     def complete(self) -> bool:
         return not self.missing and self.note is not None
 
+    def is_again(self, later: _Pages) -> bool:
+        """Whether the later one is this, announced again because not all had it: then only that one counts."""
+        return self.note is not None and "publish" in self.note and later.note == self.note
+
 
 class Publications:
     """One worker's part in publications; `tell` reaches any member, this worker too."""
@@ -127,10 +131,11 @@ class Publications:
 
     def go(self, name: Name) -> None:
         """All have it, and what was announced before: each is taken up, in their order, where it was not yet."""
-        for earlier in sorted(other for other in self._open if other <= name):
-            found = self._open.pop(earlier)
-            if found.complete and earlier > self.went:
-                assert found.note is not None
+        ready = [(other, self._open.pop(other)) for other in sorted(other for other in self._open if other <= name)]
+        ready = [(other, found) for other, found in ready if found.complete and other > self.went]
+        for index, (earlier, found) in enumerate(ready):
+            assert found.note is not None
+            if not any(found.is_again(later) for _, later in ready[index + 1 :]):
                 self._emit(earlier, found.note, found.model, found.tuples)
 
     def tick(self, now: float) -> None:

@@ -75,6 +75,9 @@ class Bout:
         self._began = time.monotonic()
         self._read = 0
         self._touched: set[int] = set()
+        self._rows: dict[int, int] = {}
+        self._floors: dict[int, int] = {}
+        """Rows in the checkpoint that a run goes on from."""
         self._pids: set[int] = set()
         self._excused: set[int] = set()
         """Exit codes that something done to this run explains."""
@@ -90,6 +93,7 @@ class Bout:
             if not self._checkpoints():
                 self._start_over()
             resume = bool(self._checkpoints())
+            self._floors = self._kept_rows()
             self.report.resumed += 1
         self.report.seconds = round(time.monotonic() - self._began, 1)
         if not self.report.wrong:
@@ -168,10 +172,19 @@ class Bout:
             self._touched.add(event["worker"])
         elif kind == "generation_formed":
             self.report.generations += 1
-        elif kind == "progressed" and event["worker"] not in self._touched:
-            self.report.longest_gap_s = max(self.report.longest_gap_s, round(event["gap_s"], 3))
+        elif kind == "progressed":
+            self._advance(event)
         elif kind == "run_started":
             self._touched.clear()
+            self._rows = dict(self._floors)
+
+    def _advance(self, event: dict[str, Any]) -> None:
+        worker, rows = event["worker"], event["rows"]
+        if rows < self._rows.get(worker, 0):
+            self.report.wrong.append(f"worker {worker} fell from {self._rows[worker]} rows to {rows}")
+        self._rows[worker] = rows
+        if worker not in self._touched:
+            self.report.longest_gap_s = max(self.report.longest_gap_s, round(event["gap_s"], 3))
 
     def _await_workers(self) -> None:
         """None of a run's workers may outlive it for long."""
@@ -191,6 +204,15 @@ class Bout:
 
     def _checkpoints(self) -> list[Any]:
         return CheckpointStore(f"{self._out}/checkpoints").manifests()
+
+    def _kept_rows(self) -> dict[int, int]:
+        """By worker, what is in its part of the newest checkpoint."""
+        store = CheckpointStore(f"{self._out}/checkpoints")
+        newest = store.latest()
+        if newest is None:
+            return {}
+        parts: dict[str, Any] = {p.name: store.read_part(newest, p.name) for p in newest.parts if "worker" in p.name}
+        return {int(name.removeprefix("worker-")): int(tree["meter"]["rows"]) for name, tree in parts.items()}
 
     def _start_over(self) -> None:
         self.report.deeds.append((round(time.monotonic() - self._began, 2), "no checkpoint yet: from the beginning"))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from thinwire.errors import ConfigError
 from thinwire.recipe import shipped
 from thinwire.strategies import STRATEGIES
 from thinwire.testing.chaos.bout import Bout, Report
@@ -20,7 +21,7 @@ from thinwire.testing.chaos.host import Host
 WORKERS = 4
 EPOCHS = {"local": 60, "spark": 40, "bed": 40, "host": 60}
 """By place: a bout of so many deeds takes half a minute where nothing is done to it."""
-EVERY_S = {"local": 1.5, "spark": 4.0, "bed": 6.0, "host": 3.0}
+EVERY_S = {"local": 1.5, "spark": 6.0, "bed": 6.0, "host": 3.0}
 """Between two deeds, on average: a replacement takes about as long to be there."""
 DEEDS = 12
 """In one bout, unless said; the rest of it is to end in peace."""
@@ -54,9 +55,11 @@ class Season:
     reports: list[Report] = field(default_factory=list)
 
     def play(self, told: Callable[[Report], None] = lambda report: None) -> list[Report]:
-        """Plays it; the report is written after every bout."""
+        """Plays it, after what is in `out` already; the report is written after every bout."""
         until = time.monotonic() + 60.0 * self.minutes
-        for number, (strategy, arena) in enumerate(self._turns()):
+        self.reports.extend(earlier(self.out))
+        begin = len(self.reports)
+        for number, (strategy, arena) in enumerate(itertools.islice(self._turns(), begin, None), begin):
             if time.monotonic() >= until or (self.kills is not None and self.killed >= self.kills):
                 break
             report = self._bout(arena, strategy, self.seed + number)
@@ -69,12 +72,16 @@ class Season:
     def killed(self) -> int:
         return sum(report.kills for report in self.reports)
 
+    def _killed_in(self, arena: str) -> int:
+        return sum(report.kills for report in self.reports if report.arena == arena)
+
     def totals(self) -> dict[str, Any]:
         """What all came to."""
         return {
             "bouts": len(self.reports),
             "deeds": sum(len(report.deeds) for report in self.reports),
             "kills": self.killed,
+            **{f"kills_{arena}": self._killed_in(arena) for arena in sorted({each.arena for each in self.reports})},
             "workers_lost": sum(report.lost for report in self.reports),
             "resumed": sum(report.resumed for report in self.reports),
             "generations": sum(report.generations for report in self.reports),
@@ -87,6 +94,8 @@ class Season:
 
     def _bout(self, arena: str, strategy: str, seed: int) -> Report:
         out = os.path.join(self.out, f"{seed:04d}-{arena}-{strategy}")
+        while os.path.exists(out) or os.path.exists(f"{out}.log"):  # of a bout that was not played to its end
+            out += "-again"
         settings = [*SETTINGS, f"strategy.name={strategy}", f"train.epochs={EPOCHS[arena] * self.deeds // DEEDS}"]
         settings += ["cluster.max_restarts=1000"] if arena in ("local", "host") else ["cluster.kind=spark"]
         with contextlib.ExitStack() as stack:
@@ -117,6 +126,22 @@ class Season:
             found = {"totals": self.totals(), "bouts": [report.to_json() for report in self.reports]}
             json.dump({"name": "chaos", **self.about, **found}, file, indent=1)
         os.replace(f"{path}.tmp", path)
+
+
+def earlier(out: str) -> list[Report]:
+    """The bouts of a season that wrote its report there, to be gone on with.
+
+    Raises:
+        ConfigError: What is there is no such report.
+    """
+    path = os.path.join(out, "chaos.json")
+    if not os.path.exists(path):
+        return []
+    try:
+        with open(path) as file:
+            return [Report(**told) for told in json.load(file)["bouts"]]
+    except (ValueError, LookupError, TypeError) as error:
+        raise ConfigError(f"{path} is no report of a season ({error!r}); give another --out, or remove it") from error
 
 
 def known_strategies() -> tuple[str, ...]:

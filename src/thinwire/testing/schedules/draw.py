@@ -47,6 +47,8 @@ MOST_S = 4.0
 HARSH = 0.15
 """Share of schedules in which nobody is spared, so that a run may be lost with all who hold its model."""
 MESSAGES: tuple[Kind, ...] = ("lose", "repeat", "shuffle")
+STORES_S = (0.0, 0.0, 0.02, 0.3, 1.0, 2.5)
+"""What a store may take to write a part of a checkpoint."""
 DEEDS: tuple[Kind, ...] = ("kill", "kill", "kill", "pause", "cut", "part", "twin")
 
 
@@ -62,6 +64,7 @@ class Schedule:
     harsh: bool
     spread: float
     faults: tuple[Fault, ...]
+    store_s: float = 0.0
 
     @classmethod
     def draw(cls, seed: int, only: str | None = None) -> Schedule:
@@ -72,7 +75,8 @@ class Schedule:
         spared = None if harsh else chance.randrange(workers)
         faults = [_deed(chance, workers, spared) for _ in range(chance.choice((0, 1, 1, 2, 2, 3, 4)))]
         faults += [_weather(chance, workers) for _ in range(chance.choice((0, 0, 1, 2, 3)))]
-        return cls(seed, only or name, workers, revives, harsh, chance.choice((0.0, 0.3)), tuple(faults))
+        spread = chance.choice((0.0, 0.3))
+        return cls(seed, only or name, workers, revives, harsh, spread, tuple(faults), chance.choice(STORES_S))
 
     @property
     def calm_at(self) -> float:
@@ -82,7 +86,8 @@ class Schedule:
     def lines(self) -> list[str]:
         """The schedule for people."""
         how = "as Spark starts them again" if self.revives else "replaced by the coordinator"
-        head = f"seed {self.seed}: {self.name}, {self.workers} workers, {how}{', harsh' if self.harsh else ''}"
+        store = f", a store that takes {self.store_s:g} s" if self.store_s else ""
+        head = f"seed {self.seed}: {self.name}, {self.workers} workers, {how}{store}{', harsh' if self.harsh else ''}"
         return [head, *(f"  {_told(fault)}" for fault in sorted(self.faults, key=lambda fault: fault.at_s))]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import logging
 import os
 import tempfile
@@ -73,6 +74,7 @@ class _Site:
             step_s=STEP_S,
             faults=schedule.faults,
             revives=schedule.revives,
+            store_s=schedule.store_s,
             seed=schedule.seed,
         )
         self._schedule = schedule
@@ -98,7 +100,8 @@ def _quiet() -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        yield
+        with contextlib.redirect_stderr(io.StringIO()):  # a slow store's, too
+            yield
     finally:
         logger.setLevel(level)
 
@@ -166,6 +169,9 @@ def _run(schedule: Schedule, site: _Site, out: str, callbacks: list[Any]) -> str
     )
     site.witness.check_rows(result.summary, dict.fromkeys(range(schedule.workers), ROWS), EPOCHS)
     site.witness.check_model(result.model.state_dict()["values"])
+    last = str(result.summary["checkpoint"])
+    if result.summary["complete"] and not last.endswith("final") and result.summary["unsaved"] is None:
+        raise BrokenInvariantError(f"its last checkpoint is {last}, and nobody said why")
     if not result.summary["complete"] and not schedule.harsh:
         raise BrokenInvariantError(f"not complete: {result.summary['reason']}")
     return "complete" if result.summary["complete"] else "incomplete"

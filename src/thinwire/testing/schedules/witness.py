@@ -14,6 +14,7 @@ from torch import Tensor
 
 from thinwire.cluster.simulated.fibers import VirtualTime
 from thinwire.engine.joint import JointState
+from thinwire.engine.membership import Membership
 from thinwire.engine.publishing import Publisher
 from thinwire.exchange.member import Member
 from thinwire.exchange.mesh import Mesh
@@ -47,6 +48,8 @@ class Witness:
         """By exchange, the members of its generation."""
         self._before: dict[int, Tensor] = {}
         """By joint state, the ledger as it was last seen there."""
+        self._heard: dict[int, int] = {}
+        """By worker, the rows that the coordinator has heard of."""
 
     def owner(self) -> Owner:
         """The worker whose code runs now."""
@@ -73,6 +76,7 @@ class Witness:
                 (Publisher, "_final_model", self._ended),
                 (Member, "_commit", self._formed),
                 (Member, "_take_state", self._formed),
+                (Membership, "beat", self._beaten),
             ):
                 stack.enter_context(mock.patch.object(kind, name, _followed(getattr(kind, name), after)))
             yield
@@ -98,6 +102,14 @@ class Witness:
         plan = publisher._worker.plan
         if publisher._worker.strategy.timing != "async":  # there it is looked at while others may still change it
             self._final[plan.worker, plan.attempt] = _digest(model)
+
+    def _beaten(self, membership: Membership, found: Any) -> None:
+        """A worker's successor goes on where the coordinator last heard of it, and never behind."""
+        for worker, progress in membership.remembered.items():
+            rows, before = int(progress["rows"]), self._heard.get(worker, 0)
+            if rows < before:
+                raise BrokenInvariantError(f"worker {worker} had done {before} rows, its successor begins at {rows}")
+            self._heard[worker] = rows
 
     def _compare(self, member: Member, kind: str, values: Tensor | None) -> None:
         """Live workers of a generation that have landed as many rounds hold the same joint model."""

@@ -7,6 +7,8 @@ import tempfile
 from typing import Any
 
 SHARED = "/dev/shm"
+BLOCKS = "blockmgr-"
+"""How Spark names the folder of a block manager."""
 
 
 def of_process(pid: int) -> dict[str, float]:
@@ -35,11 +37,16 @@ def shared() -> frozenset[str]:
 
 
 def files(folder: str) -> int:
-    """Files and folders below a folder, but for the logs that Spark keeps of executors that are gone."""
+    """Files and folders below a folder, but for what Spark keeps of executors that are gone: logs, and empty folders.
+
+    Those of their block managers are cleared when the application ends, and count by the files that are in them.
+    """
     count = 0
-    for _, folders, names in os.walk(folder):
+    for path, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(("work", "app-"))]
-        count += len(folders) + len(names)
+        count += len(names)
+        if BLOCKS not in path:
+            count += sum(not name.startswith(BLOCKS) for name in folders)
     return count
 
 

@@ -1,0 +1,30 @@
+"""The end of a run: who has the final model, what of it has come in, and who comes too late to matter."""
+
+from __future__ import annotations
+
+from thinwire.engine.harvest import Harvest
+
+
+class Ending:
+    """What the coordinator knows of it, from the moment when all rows are done."""
+
+    def __init__(self, group_size: int) -> None:
+        self._group_size = group_size
+        self.harvest = Harvest(group_size)
+        self.since: float | None = None
+        self.agreed: set[int] = set()
+        """Workers that hold the final model, its verdict and all else that its checkpoint and the user get."""
+        self.late: set[int] = set()
+        """Workers that came since it began."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether nobody who comes now is needed: what one worker has agreed on all who were there have, or can get.
+
+        A group that has lost a member cannot do without a new one, unless another's model has come in.
+        """
+        return self.harvest.whole or (self.since is not None and bool(self.agreed) and self._group_size == 1)
+
+    def in_vain(self, present: set[int], working: set[int]) -> set[int]:
+        """Workers that would be waited for in vain once the model has come in: the others are on their way out."""
+        return (self.late & present) - self.agreed | (present - working) if self.harvest.whole else set()
