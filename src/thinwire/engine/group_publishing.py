@@ -28,8 +28,7 @@ class GroupPublisher(Publisher):
         if not note and self._queued:
             note = self._queued.pop(0)
         if note:
-            self._announced[round] = note
-            self.outstanding += 1
+            self._announced[round] = note = self.announced.add(note)
         return note
 
     @property
@@ -66,7 +65,7 @@ class GroupPublisher(Publisher):
         """The last publication that this member could see through."""
         last = self._pending[0].number - 1 if self._pending else self.number
         for publication in self._pending:
-            if self._buffers(f"buffers:{publication.number}") is None:
+            if self._buffers.get(f"buffers:{publication.number}") is None:
                 break
             last = publication.number
         return last
@@ -75,7 +74,7 @@ class GroupPublisher(Publisher):
         """Sees publications through, together with the group."""
         while self._pending and self._pending[0].number <= last:
             publication = self._pending.pop(0)
-            buffers = self._buffers(f"buffers:{publication.number}")
+            buffers = self._buffers.get(f"buffers:{publication.number}")
             assert buffers is not None
             self._finish(publication, buffers)
             super()._await_verdict(publication.number, publication.evaluate)

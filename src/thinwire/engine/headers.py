@@ -178,6 +178,8 @@ _NOTE = _form(
     trial=_or_empty(_form({"number": _count})),
     counts=_list(lambda value: type(value) is int and abs(value) < _MOST),
     number=_count,
+    by=_text,
+    n=_count,
 )
 
 

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from thinwire.engine.announced import Announced
+from thinwire.engine.joint_buffers import JointBuffers
 from thinwire.engine.resuming import newcomers, worker_tree
-from thinwire.engine.signals import Landed
+from thinwire.engine.signals import Landed, Missed, Published
 from thinwire.engine.writing import SavePart, Writer
 
 if TYPE_CHECKING:
@@ -45,8 +47,7 @@ class Publisher:
         """Publications seen so far."""
         self.went = (0, 0)
         """The name of the last one that came from a table."""
-        self.outstanding = 0
-        """Those this worker has announced, as the first, and not taken up."""
+        self.announced = Announced(f"{worker.plan.worker}.{worker.plan.attempt}")
         self.asked_to_stop: str | None = None
         self._pending: list[_Publication] = []
         self._deferred: list[Landed] = []
@@ -58,8 +59,7 @@ class Publisher:
         self._announced: dict[int, dict[str, Any]] = {}
         self._again: dict[str, Any] = {}
         self._models: dict[int, dict[str, Tensor]] = {}
-        self._alone: dict[str, dict[str, Tensor]] = {}
-        """Buffers of publications made alone: nobody who has come since has any to add."""
+        self._buffers = JointBuffers(worker)
         self.best: dict[str, Tensor] | None = None
         self._writer = Writer(worker, save_part)
 
@@ -88,8 +88,7 @@ class Publisher:
                 | ({"save": self._name(self.number + 1)} if save or "save" in note else {})
                 | ({"stop": self.asked_to_stop} if stop or "stop" in note else {})
             )
-            self._announced[round] = note
-            self.outstanding += 1
+            self._announced[round] = note = self.announced.add(note)
         return note
 
     def _due(self) -> tuple[bool, bool]:
@@ -147,12 +146,15 @@ class Publisher:
         note = max(notes, key=lambda n: int(n["publish"]))
         self.take_up(note, landed.model if landed.model is not None else self._vector(), landed.joint)
 
-    def take_up(
-        self, note: dict[str, Any], model: Tensor, joint: dict[str, Any] | None, name: tuple[int, int] = (0, 0)
-    ) -> None:
-        """Publishes a model that every worker has the same copy of; a table names its publications."""
-        self.went = max(self.went, name)
-        self.outstanding = max(0, self.outstanding - 1)
+    def hear(self, signal: Published | Missed) -> None:
+        """A table has published a model, or did so while this worker was away."""
+        self.announced.over(signal.note)
+        if isinstance(signal, Published):
+            self.went = max(self.went, signal.name)
+            self.take_up(signal.note, signal.model, signal.joint)
+
+    def take_up(self, note: dict[str, Any], model: Tensor, joint: dict[str, Any] | None) -> None:
+        """Publishes a model that every worker has the same copy of."""
         if "stop" in note:
             self._worker.stop()
         self._publish(self.number + 1, model, joint, note.get("save"), bool(note.get("evaluate")))
@@ -186,10 +188,7 @@ class Publisher:
         own = worker_tree(worker) if save is not None else None
         if self._wanted(number):
             self._pending.append(_Publication(number, model, joint, save, own, evaluate))
-        if worker.alone:
-            buffers = worker.replica.buffers
-            self._alone[f"buffers:{number}"] = buffers.named(buffers.vector().clone(), buffers.counts())
-        self._average_buffers(f"buffers:{number}")
+        self._buffers.ask(f"buffers:{number}")
         self.resume()
         self._await_verdict(number, evaluate)
 
@@ -204,41 +203,17 @@ class Publisher:
             over = lambda: number in worker.verdicts or number <= self.passed  # noqa: E731
             worker.wait(over, waiting, worker.plan.deadlines.conclude_s)
 
-    def _average_buffers(self, key: str) -> None:
-        worker, buffers = self._worker, self._worker.replica.buffers
-        if buffers.size and not worker.alone and key not in worker.averaged:
-            weight = 1.0 if worker.batches.num_rows else 0.0  # who has no rows has made none of them
-            worker.exchange.average(key, buffers.vector(), weight, {"counts": buffers.counts()})
-
-    def _buffers(self, key: str) -> dict[str, Tensor] | None:
-        """The joint buffers, or None while they are on their way."""
-        worker = self._worker
-        buffers = worker.replica.buffers
-        if key in self._alone:
-            return self._alone[key]
-        if not buffers.size or worker.alone:
-            found: dict[str, Tensor] = buffers.named(buffers.vector(), buffers.counts())
-            return found
-        averaged = worker.averaged.get(key)
-        if averaged is None:
-            return None
-        counted = [n["counts"] for n in averaged.notes.values() if "counts" in n]
-        counts = [max(column) for column in zip(*counted, strict=True)]
-        joint: dict[str, Tensor] = buffers.named(averaged.mean, counts or buffers.counts())
-        return joint
-
     def resume(self) -> None:
         """Finishes publications whose buffers have come."""
         while self._pending:
-            buffers = self._buffers(f"buffers:{self._pending[0].number}")
+            buffers = self._buffers.get(f"buffers:{self._pending[0].number}")
             if buffers is None:
                 return
             self._finish(self._pending.pop(0), buffers)
 
     def _finish(self, publication: _Publication, buffers: dict[str, Tensor]) -> None:
         worker = self._worker
-        worker.averaged.pop(f"buffers:{publication.number}", None)
-        self._alone.pop(f"buffers:{publication.number}", None)
+        self._buffers.drop(f"buffers:{publication.number}")
         if publication.evaluate:
             self._evaluate(publication.number, publication.model, buffers)
             if worker.plan.keeps_best:
@@ -311,9 +286,9 @@ class Publisher:
             sample = islice(worker.batches.training(position, None), RECALIBRATION_BATCHES)
             worker.replica.recalibrate(sample, model)
         key = f"buffers:{FINAL}"
-        self._average_buffers(key)
-        worker.wait(lambda: self._buffers(key) is not None, "the final buffers", plan.deadlines.conclude_s)
-        buffers = self._buffers(key)
+        self._buffers.ask(key)
+        worker.wait(lambda: self._buffers.get(key) is not None, "the final buffers", plan.deadlines.conclude_s)
+        buffers = self._buffers.get(key)
         assert buffers is not None
         number = self.number + 1  # and so it stays: who joins while this goes on is to count to the same
         if plan.evaluates:
@@ -365,7 +340,7 @@ class Publisher:
         """Waits until all have the joint model and the publications that any of them has had."""
         worker, key = self._worker, f"seen:{FINAL}"
         patience_s = worker.plan.deadlines.conclude_s
-        worker.wait(lambda: not (worker.lead and self.outstanding), "the last publications", patience_s)
+        worker.wait(lambda: not (worker.lead and self.announced), "the last publications", patience_s)
         worker.exchange.average(key, torch.zeros(1), 1.0, {"number": self.number})
         worker.wait(lambda: key in worker.averaged, "all workers to have the joint model", patience_s)
         most = max(int(note.get("number", 0)) for note in worker.averaged[key].notes.values())

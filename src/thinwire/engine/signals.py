@@ -76,6 +76,12 @@ class Published(NamedTuple):
     """The whole joint state, where this worker is to save it."""
 
 
+class Missed(NamedTuple):
+    """A publication was made without this worker, which has taken over what came of it."""
+
+    note: dict[str, Any]
+
+
 class Noted(NamedTuple):
     """A worker says how far it is."""
 
@@ -117,4 +123,4 @@ class Broken(NamedTuple):
     error: Exception
 
 
-Signal = Formed | Landed | Published | Noted | Averaged | Caught | Asked | Told | Broken
+Signal = Formed | Landed | Published | Missed | Noted | Averaged | Caught | Asked | Told | Broken

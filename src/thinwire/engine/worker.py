@@ -269,8 +269,8 @@ class Worker:
             self._land(signal)
         elif isinstance(signal, signals.Formed):
             self._form(signal)
-        elif isinstance(signal, signals.Published):
-            self.publisher.take_up(signal.note, signal.model, signal.joint, signal.name)
+        elif isinstance(signal, signals.Published | signals.Missed):
+            self.publisher.hear(signal)
         elif isinstance(signal, signals.Noted):
             self._note(signal)
         elif isinstance(signal, signals.Averaged):
@@ -308,7 +308,7 @@ class Worker:
         if self.alone:
             self.guard.leave()
         self._needs_state, self.total_rows = formed.needs_state, formed.total_rows
-        self.publisher.outstanding *= self.lead  # what another announced is not this worker's to wait for
+        self.publisher.announced.lead(self.lead)
         for worker, rows in formed.totals.items():
             self.totals[worker] = max(self.totals.get(worker, 0), rows)
         model = None

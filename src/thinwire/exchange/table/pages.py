@@ -70,6 +70,8 @@ class Publications:
         self._count, self._announced_at = 0, 0.0
         self.went: Name = (0, 0)
         """The last publication that was taken up here."""
+        self.missed: list[dict[str, Any]] = []
+        """What was announced here and published where this worker was not."""
         self._generation = 0
         self._members: tuple[int, ...] = ()
 
@@ -148,7 +150,9 @@ class Publications:
     def begin(self, generation: int, members: tuple[int, ...], me: int, went: Name) -> None:
         """A generation has begun; somebody in it had taken up publications until `went`."""
         self.go(went)
-        again = [] if self._announced is None or self._announced[0] <= went else [self._announced[1]]
+        again = [] if self._announced is None else [self._announced[1]]
+        if self._announced is not None and self._announced[0] <= went:
+            self.missed, again = again, []  # unless it was taken up here, too
         self._open, self._announced, self._count = {}, None, 0
         self._generation, self._members = generation, members
         if me == members[0]:

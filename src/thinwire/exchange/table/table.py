@@ -17,7 +17,7 @@ from torch import Tensor
 from thinwire.engine.headers import is_note
 from thinwire.engine.joint import JointState
 from thinwire.engine.ports import Header, Link
-from thinwire.engine.signals import Asked, Averaged, Landed, Noted, Published
+from thinwire.engine.signals import Asked, Averaged, Landed, Missed, Noted, Published
 from thinwire.engine.snapshot import Snapshot
 from thinwire.exchange.rounds import Launch
 from thinwire.exchange.seat import Seat
@@ -260,10 +260,15 @@ class Table(Host):
     def _caught(self) -> None:
         """Publications that came before the joint state are taken up after it, save those that it had seen."""
         early, self._unseen = self._unseen, []
+        missed, self._pages.missed = self._pages.missed, []
         for published in early:
             if published.name > self._pages.went:
                 self._pages.went = published.name
                 self.signals.put(published)
+            else:
+                missed.append(published.note)
+        for note in missed:
+            self.signals.put(Missed(note))
 
     # -- the whole joint state --------------------------------------------------------------------------------------
 
