@@ -59,6 +59,7 @@ class Publisher:
         self._announced: dict[int, dict[str, Any]] = {}
         self._again: dict[str, Any] = {}
         self._models: dict[int, dict[str, Tensor]] = {}
+        self._verdicts: set[int] = set()
         self._buffers = JointBuffers(worker)
         self.best: dict[str, Tensor] | None = None
         self._writer = Writer(worker, save_part)
@@ -200,7 +201,7 @@ class Publisher:
         worker = self._worker
         if worker.strategy.timing == "barrier" and evaluate:
             waiting = f"the verdict on evaluation {number}"
-            over = lambda: number in worker.verdicts or number <= self.passed  # noqa: E731
+            over = lambda: number in self._verdicts or number <= self.passed  # noqa: E731
             worker.wait(over, waiting, worker.plan.deadlines.conclude_s)
 
     def resume(self) -> None:
@@ -228,7 +229,10 @@ class Publisher:
         worker.say("evaluated", p=number, sums=sums, weights=weights, rows=rows, steps=meter.steps, done=meter.rows)
 
     def judged(self, verdict: dict[str, Any]) -> None:
-        """Keeps the model that was found best, drops the others."""
+        """Keeps the model that was found best, drops the others; it may be said again to one that had not heard it."""
+        if int(verdict["p"]) in self._verdicts:
+            return
+        self._verdicts.add(int(verdict["p"]))
         self._worker.replica.end_evaluation(dict(verdict["metrics"]))
         state = self._models.pop(int(verdict["p"]), None)
         if verdict["best"] and state is not None:
@@ -295,7 +299,7 @@ class Publisher:
             self._evaluate(number, model, buffers)
             if plan.keeps_best:
                 self._models[number] = worker.replica.state_of(model, buffers)
-            worker.wait(lambda: number in worker.verdicts, "the final verdict", plan.deadlines.conclude_s)
+            worker.wait(lambda: number in self._verdicts, "the final verdict", plan.deadlines.conclude_s)
         last = None
         if plan.checkpoint_every is not None:
             own = worker_tree(worker)

@@ -55,12 +55,10 @@ class Worker:
         self.meter = Odometer(self.time.now)
         self.state = ReplicaState(self.strategy, replica.vector)
         self.members: tuple[int, ...] = ()
-        self.lead = False
-        self.generation = 0
+        self.lead, self.generation = False, 0
         self.totals: dict[int, int] = {}
         self.total_rows = 0
         self.averaged: dict[str, signals.Averaged] = {}
-        self.verdicts: dict[int, dict[str, Any]] = {}
         self.told: set[str] = set()
         self.publisher = self.publishes(self, save_part)
         self.gradients = self.strategy.subject == "gradients"
@@ -194,6 +192,10 @@ class Worker:
             self.publisher.publish_deferred()
             return
         behind = self.exchange.next_round >= self.adopted + self.strategy.in_flight
+        if behind and self._barrier and not self._needs_state:  # by a round that it joined with nothing to give yet
+            until = lambda: self.alone or self.landed >= self.exchange.next_round  # noqa: E731
+            self.wait(until, "a round that began without it", self.plan.deadlines.round_s)
+            behind = self.alone
         if self._needs_state or behind or not self._goes_on():
             return
         if self.strategy.due(self.pace.progress(self.exchange.next_round, self.lead)):
@@ -346,9 +348,7 @@ class Worker:
     def _hear(self, header: dict[str, Any]) -> None:
         kind = header["t"]
         if kind == "verdict":
-            if int(header["p"]) not in self.verdicts:  # else said again to one that may not have heard it
-                self.verdicts[int(header["p"])] = header
-                self.publisher.judged(header)
+            self.publisher.judged(header)
             self._stopping |= bool(header["stop"])
         elif kind == "stop":
             self.publisher.asked_to_stop = str(header["why"])
