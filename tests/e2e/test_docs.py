@@ -378,7 +378,7 @@ def test_the_python_page_has_everything_that_the_package_offers() -> None:
 
 
 def test_the_errors_page_has_every_error_with_its_exit_code() -> None:
-    table = rows((DOCS / "reference" / "errors.md").read_text(), "class")
+    table = rows((DOCS / "reference" / "errors" / "index.md").read_text(), "class")
     documented = {word(cells[0]): int(cells[1]) for cells in table}
     tree = [kind for kind in kinds_of(errors.ThinwireError) if kind.__module__ == errors.__name__]
     assert documented == {kind.__name__: kind.exit_code for kind in tree}
@@ -387,5 +387,5 @@ def test_the_errors_page_has_every_error_with_its_exit_code() -> None:
 
 
 def test_the_errors_page_has_every_deadline_with_its_default() -> None:
-    table = rows((DOCS / "reference" / "errors.md").read_text(), "field")
+    table = rows((DOCS / "reference" / "errors" / "index.md").read_text(), "field")
     assert {word(cells[0]): float(cells[1]) for cells in table} == dataclasses.asdict(Deadlines())
