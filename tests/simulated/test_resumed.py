@@ -105,3 +105,29 @@ def test_the_learning_rate_goes_on_with_another_number_of_workers(tmp_path: Path
     how.pop("out")
     fit(3, epochs=5, resume=str(tmp_path), **how)
     assert rates[-1] == pytest.approx(0.1 * 0.5**5)
+
+
+@pytest.mark.parametrize("strategy", [tw.SparkNet(period=4), tw.Relay(), tw.EASGD(period=4)], ids=name_of)
+def test_a_first_worker_that_is_behind_saves_as_often_as_the_one_before(strategy: tw.Strategy, tmp_path: Path) -> None:
+    """The last checkpoint is of the other worker alone, which had made many more steps."""
+    every: dict[str, Any] = {"checkpoint_every": 8, "strategy": strategy}
+
+    def end(event: events.Event) -> None:
+        if isinstance(event, events.CheckpointSaved) and event.steps >= 64:
+            raise RuntimeError("the driver's end")
+
+    lost = tw.Fault(kind="kill", worker=0, at_s=1.2, seconds=60.0)
+    with pytest.raises(RuntimeError, match="the driver's end"):
+        fit(2, out=str(tmp_path), faults=(lost,), callbacks=[end], **every)
+    steps: list[int] = []
+    saved: list[int] = []
+
+    def note(event: events.Event) -> None:
+        if isinstance(event, events.CheckpointSaved):
+            saved.append(len(steps))
+        if isinstance(event, events.Progressed) and event.worker == 0:
+            steps.append(event.steps)
+
+    fit(2, resume=str(tmp_path), callbacks=[note], **every)
+    assert steps[0] < 24
+    assert steps[saved[0]] < 40  # as the first was saved

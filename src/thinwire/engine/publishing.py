@@ -97,6 +97,7 @@ class Publisher:
         worker.totals[plan.worker] = worker.rows_done
         epochs = sum(worker.totals.values()) // max(1, worker.total_rows)
         steps = worker.meter.steps
+        self._evaluated_steps, self._saved_steps = min(self._evaluated_steps, steps), min(self._saved_steps, steps)
         new_epoch = epochs > self._epochs_done
         if new_epoch:
             self._epochs_done = epochs
