@@ -224,6 +224,8 @@ def test_a_worker_that_is_done_makes_room_for_one_that_never_came() -> None:
     members = with_two_of_four()
     assert members.make_room(set(), set(), 20.0) == []
     assert members.make_room({0, 1}, set(), 4.9) == [], "somebody may be on the way"
+    assert members.make_room({0, 1}, set(), 20.0) == [], "neither is heard: the other may be about to be given up"
+    beat_all(members, 20.0)
     decisions = members.make_room({0, 1}, set(), 20.0)
     assert [(s.worker, s.header["done"]) for s in sent(decisions, "leave")] == [(1, True)]
     assert lost(decisions) == [], "it is not lost: its rows are done"
@@ -235,6 +237,7 @@ def test_a_worker_that_is_done_makes_room_for_one_that_never_came() -> None:
     members.prepared(answer(0, 2, landed=3, fresh=False), 0, 23.0)
     members.prepared(answer(0, 2), 2, 23.0)
     members.caught(2)
+    beat_all(members, 60.0)
     assert [s.worker for s in sent(members.make_room({0}, set(), 60.0), "leave")] == [0], (
         "worker 2 trains on, 3 gets a slot"
     )
@@ -247,12 +250,14 @@ def test_a_worker_that_is_done_makes_room_for_one_that_was_lost() -> None:
     for worker in range(2):
         members.prepared(answer(0, 2, landed=3, fresh=False), worker, 3.0)
     assert members.make_room({0, 1}, {2}, 5.0) == [], "its successor may be on the way"
+    beat_all(members, 9.0)
     assert [s.worker for s in sent(members.make_room({0, 1}, {2}, 9.0), "leave")] == [1]
     assert members.room_for({0}, {2}, 10.0)
 
 
 def test_one_that_left_to_make_room_stays_away() -> None:
     members = with_two_of_four()
+    beat_all(members, 20.0)
     members.make_room({0, 1}, set(), 20.0)
     (told,) = sent(members.join(hello(), 1, 20.1), "leave")
     assert told.header["done"]

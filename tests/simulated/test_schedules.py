@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+import thinwire as tw
 from thinwire.cli.main import main
-from thinwire.engine import coordinator, ending, membership, saves, worker
+from thinwire.engine import absent, ending, membership, saves, worker
 from thinwire.exchange import mesh, sure
 from thinwire.exchange.table import server
 from thinwire.strategies import STRATEGIES, name_of
@@ -40,6 +41,24 @@ def test_schedules_that_once_broke_something_pass(seed: int) -> None:
         model from before it.
     """
     verdict = play(Schedule.draw(seed))
+    assert verdict.ok, verdict.what
+
+
+BACK: dict[str, tuple[int, str, float, float, list[tuple[Any, int, float, float]]]] = {
+    "the end began while one was being taken in": (5124, "relay", 0.3, 8.0, [("pause", 0, 2.859, 8.227)]),
+    "it had seen a publication that the others never made": (
+        71, "mpca", 0.3, 1.0, [("pause", 0, 2.316, 4.579), ("pause", 0, 2.606, 6.05)]
+    ),
+    "it handed a model back after the others had": (84, "table, strict", 0.3, 8.0, [("pause", 2, 2.552, 21.098)]),
+    "one was alone at the end, and then no longer": (5015, "mpca", 0.0, 8.0, [("pause", 1, 2.595, 10.635)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BACK)
+def test_one_who_was_given_up_and_comes_back_at_the_end_changes_nothing(what: str) -> None:
+    seed, name, spread, store_s, away = BACK[what]
+    faults = tuple(tw.Fault(kind=kind, worker=worker, at_s=at_s, seconds=s) for kind, worker, at_s, s in away)
+    verdict = play(Schedule(seed, name, 3, True, False, spread, faults, store_s))
     assert verdict.ok, verdict.what
 
 
@@ -129,13 +148,7 @@ def _careless(books: Any) -> Any:
 
 def one_who_died_at_the_end_is_missed(patch: Any) -> None:
     """A worker lost after all rows were done makes the run incomplete."""
-    lose = coordinator.Coordinator._lose
-
-    def forgetful(self: Any, lost: Any) -> None:
-        lose(self, lost)
-        self._done.clear()
-
-    patch.setattr(coordinator.Coordinator, "_lose", forgetful)
+    patch.setattr(absent.Absent, "done", property(lambda self: set(), lambda self, value: None), raising=False)
 
 
 PLANTED: dict[Callable[[Any], None], tuple[str | None, range]] = {

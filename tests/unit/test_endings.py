@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from thinwire.engine.endings import failure
+from thinwire.engine.harvest import Harvest
 from thinwire.engine.membership import Seat
 from thinwire.engine.outcome import Outcome
 from thinwire.errors import DivergedError, LostWorkersError, ThinwireError, TimedOutError, WorkerError
@@ -26,3 +27,10 @@ def test_a_failure_ends_the_run_with_the_error_of_its_kind(kind: str, error: typ
     assert "worker 2 on node-7 (pid 42, attempt 1)" in str(found)
     assert "it went wrong" in str(found)
     assert (event.worker, event.host, event.traceback) == (2, "node-7", "line 1")
+
+
+def test_a_model_that_has_come_in_is_not_replaced_by_another() -> None:
+    harvest = Harvest(1)
+    for word in (b"first", b"other"):
+        assert harvest.take({"part": 0, "chunk": 0, "chunks": 1, "i": 0, "n": 1}, memoryview(word))
+    assert harvest.results == {0: {0: b"first"}}

@@ -131,7 +131,8 @@ class Coordinator:
         if (worker, header["a"]) in self._gone:
             return  # its process ended while this was on the way
         back, ending = self.membership.attempts.get(worker) == header["a"], self._ending.since is not None
-        if ending and (worker in self.membership.unseen or (self._ending.closed and not back)):
+        others = self.membership.working - {worker}
+        if ending and (worker in self.membership.unseen or (self._ending.closed and others)):
             self._gone.add((worker, int(header["a"])))
             self._hub.send(worker, int(header["a"]), {"t": "leave", "why": "the run is ending", "done": True})
             return
@@ -303,7 +304,7 @@ class Coordinator:
             if makes_room:
                 self._act(members.make_room(done, missed, now))
             alive, more = members.working, makes_room and members.room_for(done, missed, now)
-            if alive and alive <= self._finished and members.formed and not more and not self._absent.awaited(now):
+            if alive and alive <= self._finished and members.settled and not more and not self._absent.awaited(now):
                 self._trained_to = now
                 self._ending.since = now
                 self._dismiss(members.present - alive)

@@ -19,11 +19,11 @@ class Ending:
 
     @property
     def closed(self) -> bool:
-        """Whether nobody who comes now is needed: what one worker has agreed on all who were there have, or can get.
+        """Whether nobody who comes now is needed: all who are there have done their rows, and can end without it.
 
         A group that has lost a member cannot do without a new one, unless another's model has come in.
         """
-        return self.harvest.whole or (self.since is not None and bool(self.agreed) and self._group_size == 1)
+        return self.harvest.whole or (self.since is not None and self._group_size == 1)
 
     def in_vain(self, present: set[int], working: set[int]) -> set[int]:
         """Workers that would be waited for in vain once the model has come in: the others are on their way out."""

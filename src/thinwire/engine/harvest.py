@@ -16,7 +16,9 @@ class Harvest:
         """By part and number, the chunks that are whole."""
 
     def take(self, header: Header, payload: memoryview) -> bool:
-        """A piece of a part that there is; whether all is there now."""
+        """A piece of a part that there is; whether all is there now. What was whole stays as it is."""
+        if self.whole:
+            return True
         part, chunk = int(header["part"]), int(header["chunk"])
         pieces = self._pieces.setdefault((part, chunk), {})
         pieces[int(header["i"])] = bytes(payload)

@@ -121,7 +121,7 @@ class Membership:
         found: list[Decision] = []
         current = self.seats.get(worker)
         if current is not None and current.attempt != attempt:
-            if not self._can_spare(current):
+            if not self._can_spare(current, now):
                 self.standing[worker] = attempt
                 return [Send(worker, attempt, {"t": "wait"})]
             found += self.lose(worker, current.attempt, "replaced by a newer attempt", now)
@@ -157,11 +157,12 @@ class Membership:
         """Notes that a worker has taken the joint state over."""
         self.seats[worker].blank = False
 
-    def _can_spare(self, seat: Seat) -> bool:
-        """Whether the joint model would not go with it: nothing was agreed on yet, or somebody else holds it too."""
+    def _can_spare(self, seat: Seat, now: float) -> bool:
+        """Whether the joint model would not go with it: nothing was agreed on yet, or one who has it is heard."""
         lane = self.groups.lane_of(seat.worker)
         others = [s for s in self.seats.values() if s is not seat and s.worker < self.workers]
-        others = [s for s in others if self.groups.lane_of(s.worker) == lane]
+        heard_since = now - self.deadlines.silence_s / 2
+        others = [s for s in others if self.groups.lane_of(s.worker) == lane and s.last_seen >= heard_since]
         return not self.formed or seat.blank or any(not s.blank for s in others)
 
     def lose(self, worker: int, attempt: int, reason: str, now: float) -> list[Decision]:
@@ -186,7 +187,7 @@ class Membership:
         waiting = bool(self.unseen or lost) and self.formed and not self.changing and self.groups.size == 1
         if not waiting or now - self._last_move < wait_s:
             return []
-        done = [s for s in self.seats.values() if s.worker in finished and self._can_spare(s)]
+        done = [s for s in self.seats.values() if s.worker in finished and self._can_spare(s, now)]
         if not done:
             return []
         seat = max(done, key=lambda s: s.worker)
@@ -286,6 +287,12 @@ class Membership:
     def changing(self) -> bool:
         """Whether a generation is about to form."""
         return self._changed_at is not None and self.formed
+
+    @property
+    def settled(self) -> bool:
+        """Whether those who work are all of one generation, and none is about to form."""
+        here = [self.seats[worker] for worker in self.working]
+        return self.formed and self._changed_at is None and all(s.prepared == self.generation for s in here)
 
     @property
     def total_rows(self) -> int:

@@ -60,6 +60,8 @@ class Publisher:
         self._again: dict[str, Any] = {}
         self._models: dict[int, dict[str, Tensor]] = {}
         self._verdicts: set[int] = set()
+        self._caught = 0
+        """How often a peer's joint state came in the place of this worker's."""
         self._buffers = JointBuffers(worker)
         self.best: dict[str, Tensor] | None = None
         self._writer = Writer(worker, save_part)
@@ -154,6 +156,13 @@ class Publisher:
         if isinstance(signal, Published):
             self.went = max(self.went, signal.name)
             self.take_up(signal.note, signal.model, signal.joint)
+        elif "stop" in signal.note:
+            self._worker.stop()
+
+    def catch_up(self, number: int) -> None:
+        """The joint state of a peer has come, which had seen so many: what this worker saw beside it is nobody's."""
+        self.number, self._caught = number, self._caught + 1
+        self._pending, self._deferred = [], []
 
     def take_up(self, note: dict[str, Any], model: Tensor, joint: dict[str, Any] | None) -> None:
         """Publishes a model that every worker has the same copy of."""
@@ -202,7 +211,8 @@ class Publisher:
         worker = self._worker
         if worker.strategy.timing == "barrier" and evaluate:
             waiting = f"the verdict on evaluation {number}"
-            over = lambda: number in self._verdicts or number <= self.passed  # noqa: E731
+            caught = self._caught
+            over = lambda: number in self._verdicts or self._caught > caught  # noqa: E731
             worker.wait(over, waiting, worker.plan.deadlines.conclude_s)
 
     def resume(self) -> None:
@@ -259,7 +269,7 @@ class Publisher:
             trees[self.joint_name] = joint
         self._writer.write(name, trees, last=last)
 
-    part, passed = 0, 0  # the latter: what was published when it took the joint state over, without it
+    part = 0
     joint_name = "joint"
     """The part of a checkpoint that the first worker writes."""
 

@@ -55,9 +55,8 @@ class Worker:
         self.meter = Odometer(self.time.now)
         self.state = ReplicaState(self.strategy, replica.vector)
         self.members: tuple[int, ...] = ()
-        self.lead, self.generation = False, 0
+        self.lead, self.generation, self.total_rows = False, 0, 0
         self.totals: dict[int, int] = {}
-        self.total_rows = 0
         self.averaged: dict[str, signals.Averaged] = {}
         self.told: set[str] = set()
         self.publisher = self.publishes(self, save_part)
@@ -385,7 +384,8 @@ class Worker:
 
     def _concludes(self) -> bool:
         """Whether all are done, and their last rounds, which may be slower than the word of it, have landed here."""
-        return "conclude" in self.told and (self._async or self.alone or self.landed >= self._rounds_in_all)
+        there = self._async or self.alone or self.landed >= self._rounds_in_all
+        return "conclude" in self.told and there and not self._needs_state
 
     def _contribute_the_rest(self) -> None:
         """Steps made since the last round would be lost: each fragment gets one more, unless rounds never pause."""

@@ -96,15 +96,22 @@ class Mesh(Member):
             known = {train_number(launch.key) for launch in again} | self._claimed
             gone = [] if self._needs_state else [r for r in range(landed, self._next_round) if r not in known]
         for round in gone:  # dropped for a joint state that had them, and was lost with its holder: land without it
-            again.append(Launch(f"train:{round}", self._joint.fragment(round), self._codec_of(round), None, 0.0, {}))
+            again.append(self._without(round))
         for launch in sorted(again, key=lambda launch: train_number(launch.key) or 0):
             self._start_round(launch)
 
     def _loaded(self) -> None:
         with self._numbering:
             self._next_round = max(self._next_round, self._joint.landed)
+            followed = set(range(self._joint.landed, self._next_round)) - self._claimed
         for round in [r for r in self._ready if r < self._joint.landed]:
             self._forget(round)
+        for round in sorted(followed):  # whoever opened them may be gone, and nobody else would wait for this worker
+            self._start_round(self._without(round))
+
+    def _without(self, round: int) -> Launch:
+        """A part in a round that gives nothing to it."""
+        return Launch(f"train:{round}", self._joint.fragment(round), self._codec_of(round), None, 0.0, {})
 
     # -- rounds -----------------------------------------------------------------------------------------------------
 

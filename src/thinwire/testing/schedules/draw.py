@@ -43,11 +43,16 @@ STEP_S, EPOCHS = 0.1, 6
 WINDOW_S = 3.5
 """Faults begin before this."""
 MOST_S = 4.0
-"""How long one lasts, at most."""
+"""How long one lasts, at most; as long as a worker may be silent."""
+LONGER_FROM, LONGER, LONGEST_S = 10_000, 0.3, 22.0
+"""From this seed on, that share of schedules has one that outlasts it: who was given up comes back. Seeds before it are
+those of before."""
+AWAITED_S = 9.0
+"""Who is back by then is waited for, however its absence ends."""
 HARSH = 0.15
 """Share of schedules in which nobody is spared, so that a run may be lost with all who hold its model."""
 MESSAGES: tuple[Kind, ...] = ("lose", "repeat", "shuffle")
-STORES_S = (0.0, 0.0, 0.02, 0.3, 1.0, 2.5)
+STORES_S, SLOWER_S = (0.0, 0.0, 0.02, 0.3, 1.0, 2.5), 8.0
 """What a store may take to write a part of a checkpoint."""
 DEEDS: tuple[Kind, ...] = ("kill", "kill", "kill", "pause", "cut", "part", "twin")
 
@@ -75,8 +80,16 @@ class Schedule:
         spared = None if harsh else chance.randrange(workers)
         faults = [_deed(chance, workers, spared) for _ in range(chance.choice((0, 1, 1, 2, 2, 3, 4)))]
         faults += [_weather(chance, workers) for _ in range(chance.choice((0, 0, 1, 2, 3)))]
-        spread = chance.choice((0.0, 0.3))
-        return cls(seed, only or name, workers, revives, harsh, spread, tuple(faults), chance.choice(STORES_S))
+        spread, store_s = chance.choice((0.0, 0.3)), chance.choice(STORES_S)
+        if seed >= LONGER_FROM and chance.random() < LONGER:
+            faults.append(_absence(chance, workers, spared))
+            store_s = chance.choice((store_s, SLOWER_S))
+        return cls(seed, only or name, workers, revives, harsh, spread, tuple(faults), store_s)
+
+    @property
+    def unawaited(self) -> bool:
+        """Whether somebody may be away for longer than is waited for, so that the run ends without its rows."""
+        return any(fault.seconds > AWAITED_S for fault in self.faults)
 
     @property
     def calm_at(self) -> float:
@@ -100,6 +113,12 @@ def _deed(chance: random.Random, workers: int, spared: int | None) -> Fault:
         other = chance.choice([w for w in range(workers) if w != worker])
     at_s = round(chance.uniform(0.0, WINDOW_S), 3)
     return Fault(kind=kind, worker=worker, at_s=at_s, seconds=round(seconds, 3), other=other)
+
+
+def _absence(chance: random.Random, workers: int, spared: int | None) -> Fault:
+    worker = chance.choice([w for w in range(workers) if w != spared])
+    at_s, seconds = round(chance.uniform(0.0, WINDOW_S), 3), round(chance.uniform(MOST_S, LONGEST_S), 3)
+    return Fault(kind=chance.choice(("pause", "cut")), worker=worker, at_s=at_s, seconds=seconds)
 
 
 def _weather(chance: random.Random, workers: int) -> Fault:
