@@ -109,9 +109,6 @@ class Verdict:
             return better, f"{self._metric} has not improved for {self._since_best} evaluations"
         return better, None
 
-    def _beats_best(self, value: float) -> bool:
-        return self.best is None or self._sign * (value - self.best) > self._min_delta
-
     def state(self) -> dict[str, float | int | None]:
         return {"best": self.best, "since_best": self._since_best}
 

@@ -29,7 +29,7 @@ Name = tuple[int, int]
 Tell = Callable[[int, dict[str, Any]], None]
 Emit = Callable[[Name, dict[str, Any], Tensor, dict[int, list[Any]]], None]
 AGAIN_S = 20.0
-"""After so long a publication that not all have is announced again, under another name."""
+"""After so long what was asked for is asked for again; a publication that not all have, under another name."""
 MOST_OPEN = 8
 
 

@@ -22,13 +22,11 @@ from thinwire.engine.snapshot import Snapshot
 from thinwire.exchange.rounds import Launch
 from thinwire.exchange.seat import Seat
 from thinwire.exchange.table.host import Host, as_values
-from thinwire.exchange.table.pages import Name, Publications, name_of
+from thinwire.exchange.table.pages import AGAIN_S, Name, Publications, name_of
 from thinwire.exchange.table.server import Reply
 from thinwire.parameters import Fragment
 from thinwire.strategies import Served
 
-AGAIN_S = 20.0
-"""After so long what was asked for is asked for again."""
 FLOAT_BYTES = 4
 
 
