@@ -155,7 +155,7 @@ CODES = sorted({kind.exit_code for kind in [errors.ThinwireError, *KINDS]})
 
 
 def test_every_exit_code_has_a_page_of_the_same_form_and_every_page_a_code() -> None:
-    assert {path.name for path in ERRORS.glob("*.md")} == {f"exit-{code}.md" for code in CODES}
+    assert {path.name for path in ERRORS.glob("exit-*.md")} == {f"exit-{code}.md" for code in CODES}
     for code in CODES:
         text = (ERRORS / f"exit-{code}.md").read_text()
         kinds = [k.__name__ for k in KINDS if k.exit_code == code] or ["ThinwireError"]
