@@ -173,5 +173,5 @@ def test_relay_s_fragments_fit_inside_a_step(ratio: float, bits: int) -> None:
     assert ratio * (bits + 1 / 8) / 32 / count <= 0.95 + 1e-9
     assert relay.num_fragments(ratio, bits) <= 64
     assert relay.exchange_ratio(ratio * 0.1, 0.1) == pytest.approx(ratio)
-    assert relay.choose_momentum(count, 2) == 0.0
+    assert relay.choose_momentum(count, 4) == 0.0
     assert (relay.choose_momentum(count, 8) > 0) == (count >= 8)

@@ -9,8 +9,9 @@ ROOM = 0.95
 EASE = 0.5
 """And that of the whole model in more bits than are needed."""
 SCALE_BITS = 32 / 256
-SELDOM = 8
-"""Steps between two averages of a fragment from which replicas drift apart."""
+SELDOM, MANY = 8, 8
+"""Steps between two averages of a fragment from which replicas drift apart, and workers from which that costs more than
+going too far does."""
 WAITING = 0.03
 """Share of a step that is not worth a stale joint model."""
 
@@ -92,12 +93,12 @@ def worth_waiting(ratio: float, latency: float, *, waits: bool = False) -> bool:
 
 
 def choose_momentum(steps: float, workers: int) -> float:
-    """Outer momentum: none where a value is averaged every few steps, a mild one where it waits for longer.
+    """Outer momentum: none where a value is averaged every few steps, or over few workers, else a mild one.
 
     Fresh averages follow synchronous SGD by themselves. Momentum moves the joint model 1/(1 − μ) times as far as the
     replicas went, which at the learning rate that synchronous SGD was tuned for is too far.
 
-    >>> choose_momentum(2, 8), choose_momentum(8, 8), choose_momentum(8, 2)
+    >>> choose_momentum(2, 8), choose_momentum(8, 8), choose_momentum(8, 4)
     (0.0, 0.3, 0.0)
     """
-    return 0.3 if steps >= SELDOM and workers > 2 else 0.0
+    return 0.3 if steps >= SELDOM and workers >= MANY else 0.0
