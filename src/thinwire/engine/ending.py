@@ -15,7 +15,7 @@ class Ending:
         self.agreed: set[int] = set()
         """Workers that hold the final model, its verdict and all else that its checkpoint and the user get."""
         self.late: set[int] = set()
-        """Workers that came since it began."""
+        """Members of groups that came since it began."""
 
     @property
     def closed(self) -> bool:
