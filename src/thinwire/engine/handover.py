@@ -67,7 +67,7 @@ class Handover:
                     if snapshot is not None:
                         fragment.of(base).copy_(snapshot.take())
                 worker.state.adopt(Fragment(0, worker.joint.size), x, base, tree["joint"]["state"][0])
-        worker.publisher.catch_up(int(tree["published"]))
+        worker.publisher.catch_up(int(tree["published"]), tuple(tree["went"]))
         worker.publisher.best = tree.get("best", worker.publisher.best)
         worker.say("caught", published=int(tree["published"]))
         worker.event(

@@ -159,9 +159,9 @@ class Publisher:
         elif "stop" in signal.note:
             self._worker.stop()
 
-    def catch_up(self, number: int) -> None:
+    def catch_up(self, number: int, went: tuple[int, int]) -> None:
         """The joint state of a peer has come, which had seen so many: what this worker saw beside it is nobody's."""
-        self.number, self._caught = number, self._caught + 1
+        self.number, self.went, self._caught = number, max(self.went, went), self._caught + 1
         self._pending, self._deferred = [], []
 
     def take_up(self, note: dict[str, Any], model: Tensor, joint: dict[str, Any] | None) -> None:

@@ -206,7 +206,7 @@ class Table(Host):
 
     def _told(self) -> Header:
         told = super()._told()
-        told["more"]["went"] = list(self._pages.went)
+        told["more"]["went"] = list(max([self._pages.went, *(published.name for published in self._unseen)]))
         return told
 
     def _go_on(self, header: Header, given_up: list[Launch]) -> None:
@@ -222,7 +222,8 @@ class Table(Host):
         for round, flight in sorted(self._flights.items()):
             if self._undone():
                 flight.missing = set(range(len(self.layout.fragments)))
-            self._send_off(round, flight.missing)
+            if not (self._needs_state and self._plan is not None and self._plan.kind == "put"):
+                self._send_off(round, flight.missing)  # else it may be in what is put in, and nobody knows
         views, self._views = self._views, []
         for view in views:
             if view.key is not None:  # a peer that still needs the joint state asks again
@@ -256,11 +257,14 @@ class Table(Host):
             self._next_round = max(self._next_round, self._joint.landed)
 
     def _caught(self) -> None:
-        """Publications that came before the joint state are taken up after it, save those that it had seen."""
+        """Publications that came before the joint state are taken up after it, save those that it had seen.
+
+        One of an earlier generation was taken up as this one began, by all who hold the joint state, or is nobody's.
+        """
         early, self._unseen = self._unseen, []
         missed, self._pages.missed = self._pages.missed, []
         for published in early:
-            if published.name > self._pages.went:
+            if published.name > max(self._pages.went, (self._rounds.generation, 0)):
                 self._pages.went = published.name
                 self.signals.put(published)
             else:

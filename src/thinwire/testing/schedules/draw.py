@@ -47,8 +47,8 @@ MOST_S = 4.0
 LONGER_FROM, LONGER, LONGEST_S = 10_000, 0.3, 22.0
 """From this seed on, that share of schedules has one that outlasts it: who was given up comes back. Seeds before it are
 those of before."""
-AWAITED_S = 9.0
-"""Who is back by then is waited for, however its absence ends."""
+AWAITED_S, BACK_S = 9.0, 1.0
+"""Who is back by then is waited for, however its absence ends; and so long it takes to be one of the others again."""
 HARSH = 0.15
 """Share of schedules in which nobody is spared, so that a run may be lost with all who hold its model."""
 MESSAGES: tuple[Kind, ...] = ("lose", "repeat", "shuffle")
@@ -89,7 +89,18 @@ class Schedule:
     @property
     def unawaited(self) -> bool:
         """Whether somebody may be away for longer than is waited for, so that the run ends without its rows."""
-        return any(fault.seconds > AWAITED_S for fault in self.faults)
+        return any(self._longest_s(worker) > AWAITED_S for worker in range(self.workers))
+
+    def _longest_s(self, worker: int) -> float:
+        """How long a worker may be away at a stretch; one absence may begin before it is back from another."""
+        away = [fault for fault in self.faults if worker in (fault.worker, fault.other) and fault.kind not in MESSAGES]
+        longest = began = until = 0.0
+        for fault in sorted(away, key=lambda fault: fault.at_s):
+            if fault.at_s > until + BACK_S:
+                began = fault.at_s
+            until = max(until, fault.at_s + fault.seconds)
+            longest = max(longest, until - began)
+        return longest
 
     @property
     def calm_at(self) -> float:
