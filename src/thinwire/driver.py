@@ -22,7 +22,7 @@ from thinwire.cluster.base import Dealt, Site
 from thinwire.display import Display
 from thinwire.engine.coordinator import Coordinator
 from thinwire.engine.outcome import Outcome, Policy
-from thinwire.engine.ports import Hub
+from thinwire.engine.ports import FINAL, Hub
 from thinwire.errors import CheckpointError
 from thinwire.job import Job, work
 from thinwire.placement import assembled
@@ -177,7 +177,7 @@ class Run:
         written = tuple(Part(p["name"], int(p["size_bytes"]), p["digest"]) for p in parts)
         self._store.commit(Manifest(name=name, step=step, parts=written, meta=meta))
         try:
-            self._store.prune(KEEP_CHECKPOINTS, () if name.endswith("final") else self._needed)
+            self._store.prune(KEEP_CHECKPOINTS, () if name.endswith(FINAL) else self._needed)
         except CheckpointError as error:  # the new one is whole for all that
             _logger.warning("older checkpoints are left: %s", error)
         return sum(p.size_bytes for p in written)

@@ -73,7 +73,7 @@ class Stage:
         self.now, self.bereft = 0.0, False
         self.hold_donations = False
         self.published = 0
-        self.asked: list[tuple[int, int]] = []
+        self.asked: list[tuple[int, Asked]] = []
         self.went: dict[int, tuple[int, int]] = dict.fromkeys(range(workers), (0, 0))
         for worker in range(workers):
             self.joints[worker] = JointState(strategy, torch.zeros(size), workers)
@@ -137,7 +137,7 @@ class Stage:
         for signal in peer.signals():
             self.signals[worker].append(signal)
             if isinstance(signal, Asked):
-                self.asked.append((worker, signal.peer))
+                self.asked.append((worker, signal))
             elif isinstance(signal, Published):
                 self.went[worker] = signal.name
             elif isinstance(signal, Formed):
@@ -154,10 +154,9 @@ class Stage:
     def donate(self) -> None:
         """The main threads send the joint state to those who asked."""
         asked, self.asked = self.asked, []
-        for worker, peer in asked:
-            self.peers[worker].donate(
-                peer, {"joint": self.joints[worker].tree(), "published": self.published, "went": self.went[worker]}
-            )
+        for worker, signal in asked:
+            tree = {"joint": self.joints[worker].tree(), "published": self.published, "went": self.went[worker]}
+            self.peers[worker].donate(signal.peer, tree, signal.generation)
 
     def _end(self, worker: int, rounds: set[int], adopted: int) -> None:
         self.claimed[worker] -= rounds

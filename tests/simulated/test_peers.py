@@ -57,7 +57,7 @@ class Life:
         self.members: tuple[int, ...] = ()
         self.needs_state = True
         self.adopted = 0
-        self.asked: list[int] = []
+        self.asked: list[Asked] = []
         self.caught = 0
 
     def step(self, until: int) -> None:
@@ -94,7 +94,7 @@ class Life:
             self.adopted = int(signal.tree["joint"]["landed"])
             self.snapshots = {r: kept for r, kept in self.snapshots.items() if r >= self.adopted}
         elif isinstance(signal, Asked):
-            self.asked.append(signal.peer)
+            self.asked.append(signal)
         elif isinstance(signal, Broken):
             raise signal.error
 
@@ -105,7 +105,8 @@ class Life:
                 return
             tree = {"joint": self.joint.tree()} if self.asked else {}
         while self.asked:
-            self.peer.donate(self.asked.pop(), tree)
+            asked = self.asked.pop()
+            self.peer.donate(asked.peer, tree, asked.generation)
 
 
 class Town:

@@ -235,7 +235,8 @@ def test_a_joint_state_copied_before_the_generation_is_not_taken_for_the_newest(
     stage.membership.workers = 4
     stage.join(3, attempt=0)
     stage.settle()
-    assert stage.asked == [(0, 3)]
+    asked = Asked(3, stage.membership.generation)
+    assert stage.asked == [(0, asked)]
     stage.asked.clear()
     old = {"joint": stage.joints[0].tree()}
     for worker in range(3):
@@ -251,8 +252,10 @@ def test_a_joint_state_copied_before_the_generation_is_not_taken_for_the_newest(
     stage.coordinate()
     stage.settle()
     assert stage.membership.reference == (1 if falls_behind else 0)
-    stage.peers[0].donate(3, old)
-    stage.settle()
+    for generation in (asked.generation, stage.membership.generation):
+        stage.peers[0].donate(3, old, generation)
+        stage.settle()
+        assert stage.peers[3].member._needs_state
     stage.hold_donations = False
     stage.settle()
     assert stage.landed() == [2, 2, 2]
@@ -261,6 +264,26 @@ def test_a_joint_state_copied_before_the_generation_is_not_taken_for_the_newest(
     stage.settle()
     assert stage.landed() == [3, 3, 3]
     stage.assert_same()
+
+
+def test_a_joint_state_asked_for_in_an_earlier_generation_is_not_taken() -> None:
+    """It may lack a publication that its giver took up as this generation began, with no round between."""
+    stage = Stage(3, SparkNet())
+    stage.settle()
+    stage.hold_donations = True
+    stage.membership.workers = 4
+    stage.join(3, attempt=0)
+    stage.settle()
+    (_, asked), *_ = stage.asked
+    tree = {"joint": stage.joints[0].tree()}
+    stage.kill(2)
+    stage.coordinate()
+    stage.settle()
+    assert stage.membership.generation > asked.generation
+    for generation, needs in ((asked.generation, True), (stage.membership.generation, False)):
+        stage.peers[0].donate(3, tree, generation)
+        stage.settle()
+        assert stage.peers[3].member._needs_state is needs
 
 
 @pytest.mark.parametrize("behind", [1, 2], ids=["one waits", "all wait"])
@@ -377,7 +400,7 @@ def test_a_mean_of_a_publication_that_came_with_the_joint_state_does_not_wait_fo
     stage.membership.workers = 3
     stage.join(2, attempt=0)
     stage.settle()
-    assert stage.asked == [(0, 2)]
+    assert stage.asked == [(0, Asked(2, stage.membership.generation))]
     stage.published = 1
     stage.peers[0].average("buffers:1", torch.ones(5), 1.0, {})
     stage.donate()
@@ -492,7 +515,7 @@ def test_signals_come_one_by_one() -> None:
     3. the request lay in the list of the first look: nobody answered it
     """
     peer = Stage(2, SparkNet()).peers[0]
-    first, second = Asked(1), Asked(2)
+    first, second = Asked(1, 1), Asked(2, 1)
     peer.member.signals.put(first)
     peer.member.signals.put(second)
     looking = iter(peer.signals())

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from thinwire import events
-from thinwire.engine import endings, headers
+from thinwire.engine import failures, headers
 from thinwire.engine.absent import Absent
 from thinwire.engine.clock import REAL, Time
 from thinwire.engine.ending import Ending
@@ -195,7 +195,7 @@ class Coordinator:
             self._emit(self.outcome.heed(kind(**header["fields"])))
 
     def _on_failed(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
-        event, error = endings.failure(self.membership.seats[worker], header, self.outcome)
+        event, error = failures.failure(self.membership.seats[worker], header, self.outcome)
         self._emit(event)
         raise error
 
@@ -230,7 +230,7 @@ class Coordinator:
                 continue
             if isinstance(decision, Bereft):
                 if not self.outcome.results:
-                    raise endings.bereft()
+                    raise failures.bereft()
                 continue
             self._hub.send(decision.worker, decision.attempt, decision.header)
             if decision.header["t"] == "commit":
@@ -277,7 +277,7 @@ class Coordinator:
             self.outcome.unreplaced += lost.worker < self._policy.workers and lost.worker not in self._absent.done
             alive = len(self.membership.working)
             if alive < self._policy.min_workers and not self._ending.closed:
-                raise endings.too_few(self._policy, lost, alive)
+                raise failures.too_few(self._policy, lost, alive)
 
     def _exited(self, gone: Exit) -> None:
         del self._parting[gone]
@@ -312,13 +312,13 @@ class Coordinator:
         elif now - self._ending.since > self._policy.deadlines.conclude_s:
             slow = set(members.seats) - self._left
             if not self.outcome.results:
-                raise endings.too_slow(self._policy, sorted(slow))
+                raise failures.too_slow(self._policy, sorted(slow))
             self._dismiss(slow)
         if not members.working and not members.formed:
             if now - self._started > self._policy.deadlines.start_s:
-                raise endings.nobody_came(self._policy)
+                raise failures.nobody_came(self._policy)
         elif (not members.working or members.waits) and not (ended or self._absent.awaited(now)):
-            raise endings.nobody_left(self._policy, members.present)
+            raise failures.nobody_left(self._policy, members.present)
 
     def _conclude(self) -> None:
         """All rows are done, and so many rounds landed with whoever launched them: all are to have them."""

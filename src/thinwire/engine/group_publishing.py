@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from thinwire.engine.publishing import Publisher
+from thinwire.engine.signals import Missed, Published
 
 if TYPE_CHECKING:
     from thinwire.engine.grouped import GroupWorker
@@ -35,6 +36,11 @@ class GroupPublisher(Publisher):
     def said(self) -> int:
         """Publications heard of, announced or about to be."""
         return self.number + len(self._announced) + len(self._queued) + bool(self._again)
+
+    def hear(self, signal: Published | Missed) -> None:
+        super().hear(signal)
+        if not self.announced:  # of all that was announced here, outside of rounds too, nothing is left to come
+            self._announced.clear()
 
     def queue(self, number: int, steps: int, evaluate: bool, save: bool, stop: bool) -> None:
         """What the group has decided to publish: at once where there is one replica only, else with the next round."""

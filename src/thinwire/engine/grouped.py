@@ -240,7 +240,7 @@ class GroupWorker(Worker):
             ready=self.publisher.ready,
             taken_up=self.publisher.number,
             rows=self.meter.rows,
-            asked_by=asked[0] // self.plan.group_size if asked else -1,
+            asked_by=next(iter(asked)) // self.plan.group_size if asked else -1,
             concludes="conclude" in self.told,
             held=len(self._held),
             generation=self._news[-1].generation if self._news else self.generation,

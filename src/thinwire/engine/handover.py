@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from thinwire.engine.signals import Caught
+from thinwire.engine.signals import Asked, Caught
 from thinwire.engine.snapshot import Snapshot
 from thinwire.parameters import Fragment
 
@@ -19,12 +19,12 @@ class Handover:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self.asked: list[int] = []
+        self.asked: dict[int, int] = {}
+        """By peer, the generation in which it asked."""
 
-    def ask(self, peer: int) -> None:
+    def ask(self, asked: Asked) -> None:
         """Notes a request, once."""
-        if peer not in self.asked:
-            self.asked.append(peer)
+        self.asked[asked.peer] = asked.generation
 
     def give(self, adopted: int) -> None:
         """Answers requests once this worker has adopted all rounds that are in the joint state.
@@ -41,10 +41,10 @@ class Handover:
             tree = self._tree()
         worker, model = self._worker, tree["joint"]["state"][:1]
         digest = worker.replica.parameters.digest(*model)
-        for peer in self.asked:
-            worker.exchange.donate(peer, tree)
+        for peer, generation in self.asked.items():
+            worker.exchange.donate(peer, tree, generation)
             worker.event("handed_over", worker=worker.plan.worker, peer=peer, landed=adopted, digest=digest)
-        self.asked = []
+        self.asked = {}
 
     def take(self, caught: Caught, over: list[tuple[Fragment, Snapshot | None]], *, newcomer: bool) -> None:
         """Takes the joint state over: a newcomer starts from it, a worker that fell behind keeps its own steps.
@@ -67,7 +67,8 @@ class Handover:
                     if snapshot is not None:
                         fragment.of(base).copy_(snapshot.take())
                 worker.state.adopt(Fragment(0, worker.joint.size), x, base, tree["joint"]["state"][0])
-        worker.publisher.catch_up(int(tree["published"]), tuple(tree["went"]))
+        generation, number = tree["went"]
+        worker.publisher.catch_up(int(tree["published"]), (int(generation), int(number)))
         worker.publisher.best = tree.get("best", worker.publisher.best)
         worker.say("caught", published=int(tree["published"]))
         worker.event(

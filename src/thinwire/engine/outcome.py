@@ -8,9 +8,10 @@ from typing import Any
 
 from thinwire import events
 from thinwire.engine.deadlines import Deadlines
+from thinwire.engine.ports import FINAL
 from thinwire.engine.stopping import EarlyStopping, Target
 
-LAST_UNWRITTEN = 8
+LAST_UNWRITTEN, AFTER_ALL = 8, 1 << 62
 
 
 @dataclass
@@ -102,9 +103,9 @@ class Outcome:
 
 
 def order_of(checkpoint: str) -> list[int]:
-    """What checkpoints' names compare by: number and steps.
+    """What checkpoints' names compare by: number and steps; the last one comes after all.
 
-    >>> order_of("000005-step-96") < order_of("000005-step-104")
+    >>> order_of("000005-step-96") < order_of("000005-step-104") < order_of("000005-final")
     True
     """
-    return [int(number) for number in re.findall("[0-9]+", checkpoint)]
+    return [int(number) for number in re.findall("[0-9]+", checkpoint)] + [AFTER_ALL] * checkpoint.endswith(FINAL)

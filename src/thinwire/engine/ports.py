@@ -10,6 +10,8 @@ from torch import Tensor
 
 COORDINATOR = -1
 """The coordinator's number among peers."""
+FINAL = "final"
+"""Ends the names of what is made once, at the end: means, and the last checkpoint."""
 
 Header = dict[str, Any]
 """A message's JSON part. Its "t" says what it is."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from thinwire.engine.announced import Announced
 from thinwire.engine.joint_buffers import JointBuffers
+from thinwire.engine.ports import FINAL
 from thinwire.engine.resuming import newcomers, worker_tree
 from thinwire.engine.signals import Landed, Missed, Published
 from thinwire.engine.writing import SavePart, Writer
@@ -26,7 +27,6 @@ RESULT_CHUNK_BYTES = 256 << 10
 """Small enough to be heard of on a slow link before its sender passes for lost."""
 AUTO_SAVE_S = 15.0
 RECALIBRATION_BATCHES = 16
-FINAL = "final"
 
 
 class _Publication(NamedTuple):
@@ -315,7 +315,7 @@ class Publisher:
         if plan.checkpoint_every is not None:
             own = worker_tree(worker)
             own["publisher"]["number"] = number  # who goes on from here counts on
-            name = f"{number:06d}-final"  # the same on all, whose steps may differ by now
+            name = f"{number:06d}-{FINAL}"  # the same on all, whose steps may differ by now
             tree = worker.joint.tree()
             if worker.joint.model is not None:
                 tree["state"][0] = model.clone()

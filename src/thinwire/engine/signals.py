@@ -106,9 +106,10 @@ class Caught(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A peer needs the joint state."""
+    """A peer needs the joint state, in a generation: in the next one it asks anew."""
 
     peer: int
+    generation: int
 
 
 class Told(NamedTuple):

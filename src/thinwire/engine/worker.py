@@ -280,7 +280,7 @@ class Worker:
         elif isinstance(signal, signals.Caught):
             self._catch_up(signal)
         elif isinstance(signal, signals.Asked):
-            self._handover.ask(signal.peer)
+            self._handover.ask(signal)
         elif isinstance(signal, signals.Told):
             self._hear(signal.header)
         elif isinstance(signal, signals.Broken):

@@ -21,11 +21,14 @@ class Donation:
         self._since, self._patience_s = 0.0, WANT_S
         self._parcel = Parcel(0)
 
-    def give(self, peer: int, data: bytes) -> None:
-        """Sends a peer what it asked for; all pieces have the same number, so that two states are not mixed."""
+    def give(self, peer: int, data: bytes, generation: int) -> None:
+        """Sends a peer what it asked for in a generation; in another it may lack what that one began with.
+
+        All pieces have the same number, so that two states are not mixed.
+        """
         self._given += 1
         for index, count, piece in pieces(data):
-            self._tell(peer, "state", {"i": index, "n": count, "d": self._given}, piece)
+            self._tell(peer, "state", {"i": index, "n": count, "d": self._given, "g": generation}, piece)
 
     def want(self, giver: int) -> None:
         """Asks for it."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from thinwire.engine.ports import FINAL
 from thinwire.engine.signals import Averaged
 from thinwire.exchange.rounds import KNOWN, Completed, Launch
 from thinwire.parameters import Fragment
 
 MOST = 4
 """Means that are kept, but for those of the end: those before them all have."""
-FINAL = ":final"
 
 
 class Means:
@@ -34,7 +34,7 @@ class Means:
         found = Averaged(done.key, done.mean, notes)
         self._keys.add(done.key)
         self._last[done.key] = found
-        passing = [key for key in self._last if not key.endswith(FINAL)]
+        passing = [key for key in self._last if not key.endswith(f":{FINAL}")]
         for key in passing[:-MOST]:
             del self._last[key]
         return found

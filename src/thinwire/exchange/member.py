@@ -155,7 +155,7 @@ class Member(ABC):
         return  # the main thread has been told of it
 
     def _asked(self, peer: int) -> None:
-        self.signals.put(Asked(peer))  # a peer needs the joint state, from the main thread
+        self.signals.put(Asked(peer, self._rounds.generation))  # it needs the joint state, from the main thread
 
     def _receive(self, message: Message) -> None:
         return  # takes in a peer's message of another kind than this class knows

@@ -123,10 +123,10 @@ class Peer:
         """What the replica has is not what the joint state says: it has to be handed over anew."""
         self.member.command(self.member.estrange)
 
-    def donate(self, peer: int, tree: dict[str, Any]) -> None:
-        """Sends the joint state to a peer that asked."""
+    def donate(self, peer: int, tree: dict[str, Any], generation: int) -> None:
+        """Sends the joint state to a peer that asked for it in a generation, unless that is over."""
         data = self.encode(tree)
-        self.member.command(lambda: self.member.donation.give(peer, data))
+        self.member.command(lambda: self.member.donation.give(peer, data, generation))
 
     def encode(self, tree: object) -> bytes:
         """A tree as bytes, in the form of checkpoints."""

@@ -43,6 +43,8 @@ class _Flight:
     """Tuples whose values have yet to be made."""
     rate: float | None = None
     started: float = 0.0
+    line: int | None = None
+    """Of updates, in which servers know it by its number; None until it was sent."""
     size_bytes: int = 0
 
 
@@ -70,6 +72,8 @@ class Table(Host):
         self._views: list[_View] = []
         self._notes: deque[dict[str, Any]] = deque()
         self._unseen: list[Published] = []
+        self._gone: Name = (0, 0)
+        """The last publication that all were told to take up, as far as this worker has heard."""
         self._pages = Publications(self.layout, joint.size, self._tell, self._published, self.time.now)
         self.tuples = self.layout.fragments
 
@@ -118,6 +122,7 @@ class Table(Host):
         if self._frozen:
             return  # when the generation has formed
         flight, count = self._flights[round], len(self.layout.fragments)
+        flight.line = self._plan.line if self._plan else None
         first = self._seat.worker * count // max(1, self.layout.servers)
         for key in sorted(keys & flight.missing - flight.held, key=lambda k: (k - first) % count):
             if self.host(key) == self._seat.worker:
@@ -206,7 +211,7 @@ class Table(Host):
 
     def _told(self) -> Header:
         told = super()._told()
-        told["more"]["went"] = list(max([self._pages.went, *(published.name for published in self._unseen)]))
+        told["more"]["went"] = list(max(self._pages.went, self._gone))
         return told
 
     def _go_on(self, header: Header, given_up: list[Launch]) -> None:
@@ -222,8 +227,10 @@ class Table(Host):
         for round, flight in sorted(self._flights.items()):
             if self._undone():
                 flight.missing = set(range(len(self.layout.fragments)))
-            if not (self._needs_state and self._plan is not None and self._plan.kind == "put"):
-                self._send_off(round, flight.missing)  # else it may be in what is put in, and nobody knows
+            if self._needs_state and flight.line not in (None, self._plan.line if self._plan else None):
+                self._flights.pop(round)  # it may be in what servers began anew with, and nobody knows
+            else:
+                self._send_off(round, flight.missing)
         views, self._views = self._views, []
         for view in views:
             if view.key is not None:  # a peer that still needs the joint state asks again
@@ -308,7 +315,7 @@ class Table(Host):
             self._views.remove(view)
             self._joint.version = min((book.version for book in self.server.books.values()), default=0)
             if view.key is None:
-                self.signals.put(Asked(view.peer))
+                self.signals.put(Asked(view.peer, self._rounds.generation))
             else:
                 assert self._joint.model is not None
                 self.signals.put(Averaged(view.key, self._joint.model.clone(), {}))
@@ -346,6 +353,7 @@ class Table(Host):
 
     def _on_go(self, sender: int, header: Header, payload: memoryview | None) -> None:
         if sender == self._rounds.members[0]:
+            self._gone = max(self._gone, name_of(header["p"]))
             self._pages.go(name_of(header["p"]))
 
     def _published(self, name: Name, note: dict[str, Any], model: Tensor, tuples: dict[int, list[Any]]) -> None:

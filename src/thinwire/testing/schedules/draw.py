@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,6 +55,8 @@ HARSH = 0.15
 MESSAGES: tuple[Kind, ...] = ("lose", "repeat", "shuffle")
 STORES_S, SLOWER_S = (0.0, 0.0, 0.02, 0.3, 1.0, 2.5), 8.0
 """What a store may take to write a part of a checkpoint."""
+AWAY: tuple[Kind, ...] = ("kill", "pause", "cut", "part")
+"""Kinds that keep a worker away."""
 DEEDS: tuple[Kind, ...] = ("kill", "kill", "kill", "pause", "cut", "part", "twin")
 
 
@@ -87,14 +90,14 @@ class Schedule:
         return cls(seed, only or name, workers, revives, harsh, spread, tuple(faults), store_s)
 
     @property
-    def unawaited(self) -> bool:
-        """Whether somebody may be away for longer than is waited for, so that the run ends without its rows."""
-        return any(self._longest_s(worker) > AWAITED_S for worker in range(self.workers))
+    def unawaited(self) -> set[int]:
+        """Workers that may be away for longer than they are waited for, so that the run ends without their rows."""
+        return {worker for worker in range(self.workers) if self._longest_s(worker) > AWAITED_S}
 
     def _longest_s(self, worker: int) -> float:
         """How long a worker may be away at a stretch; one absence may begin before it is back from another."""
-        away = [fault for fault in self.faults if worker in (fault.worker, fault.other) and fault.kind not in MESSAGES]
-        longest = began = until = 0.0
+        away = [fault for fault in self.faults if fault.worker == worker and fault.other is None and fault.kind in AWAY]
+        longest, began, until = 0.0, 0.0, -math.inf
         for fault in sorted(away, key=lambda fault: fault.at_s):
             if fault.at_s > until + BACK_S:
                 began = fault.at_s

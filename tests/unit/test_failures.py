@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from thinwire.engine.endings import failure
+from thinwire.engine.failures import failure
 from thinwire.engine.harvest import Harvest
 from thinwire.engine.membership import Seat
 from thinwire.engine.outcome import Outcome
