@@ -66,6 +66,30 @@ def test_one_who_was_given_up_and_comes_back_at_the_end_changes_nothing(what: st
     assert verdict.ok, verdict.what
 
 
+@pytest.mark.parametrize(
+    ("seed", "name", "away", "at_s", "seconds", "dies", "killed_s", "gone_s"),
+    [
+        (254, "table, bounded", 0, 1.913, 6.55, 2, 2.754, 0.0),
+        (353, "table, eventual", 2, 1.351, 7.727, 1, 1.483, 0.0),
+        (396, "table, eventual", 2, 1.46, 6.339, 1, 4.621, 1.5),
+    ],
+)
+def test_a_contribution_that_servers_began_anew_with_is_not_merged_again(
+    seed: int, name: str, away: int, at_s: float, seconds: float, dies: int, killed_s: float, gone_s: float
+) -> None:
+    """One is away whose last reply was lost; the others lose the table meanwhile, and put in what one of them has.
+
+    Nobody knows any more whether that contribution is in it, not even generations later, when the table lives on.
+    """
+    faults = (
+        tw.Fault(kind="cut", worker=away, at_s=at_s, seconds=seconds),
+        tw.Fault(kind="kill", worker=dies, at_s=killed_s, seconds=gone_s),
+        tw.Fault(kind="lose", worker=away, at_s=round(at_s - 0.3, 3), seconds=0.4, share=0.3),
+    )
+    verdict = play(Schedule(seed, name, 3, True, True, 0.3, faults, 0.0))
+    assert verdict.ok, verdict.what
+
+
 def test_every_strategy_is_on_the_menu() -> None:
     assert {name_of(make()) for make in MENU.values()} == set(STRATEGIES)
 

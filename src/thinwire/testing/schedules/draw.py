@@ -48,6 +48,8 @@ MOST_S = 4.0
 LONGER_FROM, LONGER, LONGEST_S = 10_000, 0.3, 22.0
 """From this seed on, that share of schedules has one that outlasts it: who was given up comes back. Seeds before it are
 those of before."""
+CLOSER_FROM, CLOSER = 39_000, 0.25
+"""From this seed on, that share has somebody die while another is away whose last messages were lost."""
 AWAITED_S, BACK_S = 9.0, 1.0
 """Who is back by then is waited for, however its absence ends; and so long it takes to be one of the others again."""
 HARSH = 0.15
@@ -87,6 +89,8 @@ class Schedule:
         if seed >= LONGER_FROM and chance.random() < LONGER:
             faults.append(_absence(chance, workers, spared))
             store_s = chance.choice((store_s, SLOWER_S))
+        if seed >= CLOSER_FROM and chance.random() < CLOSER:
+            faults += _at_once(chance, [w for w in range(workers) if w != spared])
         return cls(seed, only or name, workers, revives, harsh, spread, tuple(faults), store_s)
 
     @property
@@ -133,6 +137,21 @@ def _absence(chance: random.Random, workers: int, spared: int | None) -> Fault:
     worker = chance.choice([w for w in range(workers) if w != spared])
     at_s, seconds = round(chance.uniform(0.0, WINDOW_S), 3), round(chance.uniform(MOST_S, LONGEST_S), 3)
     return Fault(kind=chance.choice(("pause", "cut")), worker=worker, at_s=at_s, seconds=seconds)
+
+
+def _at_once(chance: random.Random, workers: list[int]) -> list[Fault]:
+    away, dies = chance.sample(workers, 2) if len(workers) > 1 else (workers[0], workers[0])
+    at_s = round(chance.uniform(0.4, 2.0), 3)
+    return [
+        Fault(kind="lose", worker=away, at_s=round(at_s - 0.3, 3), seconds=0.4, share=0.3),
+        Fault(kind="cut", worker=away, at_s=at_s, seconds=round(chance.uniform(MOST_S, AWAITED_S), 3)),
+        Fault(
+            kind="kill",
+            worker=dies,
+            at_s=round(at_s + chance.uniform(0.05, MOST_S), 3),
+            seconds=chance.choice((0.0, 0.3, 1.5)),
+        ),
+    ]
 
 
 def _weather(chance: random.Random, workers: int) -> Fault:
