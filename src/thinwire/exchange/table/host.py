@@ -242,6 +242,8 @@ class Host(Member):
         values = as_values(payload, self.layout.fragments[key].size)
         rate = None if header.get("rate") is None else float(header["rate"])
         update = Update(sender, (int(header["a"]), int(header["n"])), weight, values, rate)
+        if header.get("over"):
+            self.server.pass_over(key, update)
         if sender in self._done:
             self._done.discard(sender)
             self._count()

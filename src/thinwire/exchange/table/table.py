@@ -45,6 +45,8 @@ class _Flight:
     started: float = 0.0
     line: int | None = None
     """Of updates, in which servers know it by its number; None until it was sent."""
+    over: bool = False
+    """It may be in what servers began anew with: they are to answer it, and not to merge it."""
     size_bytes: int = 0
 
 
@@ -135,7 +137,7 @@ class Table(Host):
 
     def _update(self, round: int, key: int) -> None:
         flight = self._flights[round]
-        update = {"t": "update", "k": key, "n": round, "w": flight.weight, "rate": flight.rate}
+        update = {"t": "update", "k": key, "n": round, "w": flight.weight, "rate": flight.rate, "over": flight.over}
         self._tell(self.host(key), update, self.layout.fragments[key].of(flight.values))
 
     def _landed(self, reply: Reply) -> None:
@@ -227,10 +229,12 @@ class Table(Host):
         for round, flight in sorted(self._flights.items()):
             if self._undone():
                 flight.missing = set(range(len(self.layout.fragments)))
-            if self._needs_state and flight.line not in (None, self._plan.line if self._plan else None):
-                self._flights.pop(round)  # it may be in what servers began anew with, and nobody knows
-            else:
-                self._send_off(round, flight.missing)
+            other = flight.line not in (None, self._plan.line if self._plan else None)
+            if self._needs_state and other:
+                self._flights.pop(round)  # the joint state comes over it
+                continue
+            flight.over |= other and self._began_anew()
+            self._send_off(round, flight.missing)
         views, self._views = self._views, []
         for view in views:
             if view.key is not None:  # a peer that still needs the joint state asks again
@@ -248,8 +252,19 @@ class Table(Host):
         They went back to a checkpoint, and know what is in it. Where the reference put in what it had nobody knows, and
         only who would wait for a contribution for ever, under strict consistency, is given it again.
         """
-        strategy, kind = self._joint.strategy, "live" if self._plan is None else self._plan.kind
-        return kind == "back" or (kind == "put" and isinstance(strategy, Served) and strategy.strict)
+        return self._kind == "back" or (self._kind == "put" and self._strict)
+
+    def _began_anew(self) -> bool:
+        """Whether nobody knows what is in the servers' values: rather than count twice, a contribution is lost."""
+        return self._kind == "put" and not self._strict
+
+    @property
+    def _kind(self) -> str:
+        return "live" if self._plan is None else self._plan.kind
+
+    @property
+    def _strict(self) -> bool:
+        return isinstance(self._joint.strategy, Served) and self._joint.strategy.strict
 
     def _load(self, tree: dict[str, Any]) -> None:
         """A worker's own numbers never go back: servers know its updates by them. What was under way is over."""
