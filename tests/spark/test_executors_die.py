@@ -102,7 +102,8 @@ def fit(frame: Any, strategy: tw.Strategy, killer: Killer, **changes: Any) -> tw
         Path(killer.done).unlink(missing_ok=True)
 
 
-def assert_survived(killer: Killer, result: tw.Result, lost: int) -> None:
+def assert_survived(killer: Killer, result: tw.Result, lost: int, *, uneven: int = 0) -> None:
+    """Nothing was lost but the killed; with `uneven`, an epoch may have so many rows more or fewer."""
     assert result.summary["workers_lost"] == lost
     assert max(row["val_accuracy"] for row in result.history) >= 0.9
     rejoined = killer.of(events.Rejoined)
@@ -110,7 +111,8 @@ def assert_survived(killer: Killer, result: tw.Result, lost: int) -> None:
     assert len(rejoined) >= lost
     assert all(e.digest == given[e.worker, e.landed] for e in rejoined), "it starts from the joint model"
     rows = 1797 - 360
-    assert EPOCHS * rows - 3 * BATCH * lost <= result.summary["rows"] <= EPOCHS * rows + 3
+    least, most = EPOCHS * (rows - uneven) - 3 * BATCH * lost, EPOCHS * (rows + uneven) + 3
+    assert least <= result.summary["rows"] <= most
     for worker in range(WORKERS):
         told = [e.rows for e in killer.of(events.Progressed) if e.worker == worker]
         assert told == sorted(told), f"a successor of worker {worker} began behind what had been heard of it"
@@ -203,9 +205,11 @@ class Undertaker(Killer):
 
 def test_zombies_leave_and_the_executor_that_holds_one_may_die(spark: Any, digits: Any) -> None:
     killer = Undertaker()
-    frame = digits.select("pixels", "label").repartition(WORKERS)
+    plain = digits.select("pixels", "label")  # its rows lie in a cache: after a death, an executor may hold none
+    spread = spark.sparkContext.parallelize(plain.collect(), 4 * WORKERS)  # each holds a part of the shuffle
+    frame = spark.createDataFrame(spread, plain.schema).repartition(WORKERS)
     result = fit(frame, tw.Relay(), killer, cluster=tw.Spark(workers=WORKERS, repartition=False))
     assert len(killer.killed) == 2, "no zombie was there to be killed"
     reasons = [e.reason for e in killer.of(events.WorkerLost)]
     assert "replaced by a newer attempt" in reasons
-    assert_survived(killer, result, lost=len(reasons))
+    assert_survived(killer, result, lost=len(reasons), uneven=WORKERS)  # parts differ by a row, and so what is held out

@@ -6,12 +6,12 @@ import dataclasses
 import math
 from collections import deque
 from statistics import median, median_low
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from thinwire.engine.signals import Landed
 from thinwire.parameters import Fragment
 from thinwire.rules.period import Link, fit_link
-from thinwire.strategies import Measured
+from thinwire.strategies import Measured, Setting
 
 if TYPE_CHECKING:
     from thinwire.engine.worker import Worker
@@ -20,10 +20,20 @@ SAMPLES = 24
 """Newest rounds of about one size that are remembered."""
 DRIFT, JUDGED = 2.0, 6
 """So many rounds in a row that took so many times longer, or shorter, than before: it is another link now."""
+LOOK_AGAIN, LOOK_ROUNDS = 32, 6
+"""The round at which the link is looked at with another size again, each time twice as late; and for how many."""
 UNUSUAL = 2.0
 """Times what most rounds of its size take, at which a round that took longer is counted."""
 EVERY_ROUND_UNTIL, THEN_EVERY = 32, 17
 """Rounds looked at one by one while the run is young, and how often later: fragments take turns in being looked at."""
+
+
+class Sample(NamedTuple):
+    """One round."""
+
+    round: int
+    size_bytes: float
+    seconds: float
 
 
 class Tuner:
@@ -34,17 +44,19 @@ class Tuner:
         self._explained = self._drifted = False
         self.first = -1
         """The round that waits for whoever starts last: no measure of the link. Negative until one has landed."""
+        self._look_again, self._looks_until = LOOK_AGAIN, 0
+        """When another size is tried next; and until when one is being tried."""
         self._taken: dict[Fragment, int] = {}
         """Steps at each fragment's last snapshot that landed."""
-        self._samples: dict[int, deque[tuple[float, float]]] = {}
-        """Sizes and seconds of rounds, by the size's order of magnitude: two sizes tell latency and bandwidth apart."""
+        self._samples: dict[int, deque[Sample]] = {}
+        """By the size's order of magnitude: two sizes tell latency and bandwidth apart."""
 
     def see(self, landed: Landed) -> None:
         """Notes a round's size and duration; the first worker logs some."""
         if self.first < 0:
             self.first = landed.round
         if landed.size_bytes and landed.round > self.first:
-            self._remember(landed.size_bytes, landed.seconds)
+            self._remember(Sample(landed.round, landed.size_bytes, landed.seconds))
         late, period = self._fresh(landed) if self._worker.lead else (None, None)
         if self._worker.lead and _looked_at(landed.round):
             cut = self._worker.joint.cuts.at(landed.round)
@@ -72,10 +84,30 @@ class Tuner:
         return self._worker.meter.steps - taken[0], None if before is None else taken[0] - before
 
     def note(self, round: int) -> dict[str, Any]:
-        """What to say in a round's note: a new setting, when the strategy sees from what was measured that one fits."""
-        if not self._samples or not (_looked_at(round) or self._drifted) or self._worker.strategy.timing == "async":
+        """What to say in a round's note: a new setting, when the strategy sees from what was measured that one fits.
+
+        Rounds of one size do not tell what is latency and what are bytes, and what another size took long ago was
+        perhaps taken while machines were busy with starting: the link is looked at again, with a new pair of sizes,
+        ever more seldom; and at once when rounds take much longer or shorter than before.
+        """
+        if not self._samples or self._worker.strategy.timing == "async" or round < self._looks_until:
             return {}
-        self._drifted = False
+        if self._looks_until:  # both sizes have been seen
+            self._looks_until = 0
+        elif self._drifted or round >= self._look_again:
+            self._drifted, self._look_again = False, 2 * round
+            current = self._worker.joint.cuts.newest
+            since = round + self._worker.strategy.in_flight
+            other = self._worker.strategy.probe(current.setting)
+            if other != current.setting and since > current.since:
+                self._forget(before=current.since)
+                self._looks_until = since + LOOK_ROUNDS
+                return self._propose(other, since, why="")
+        elif not _looked_at(round):
+            return {}
+        return self._choose(round)
+
+    def _choose(self, round: int) -> dict[str, Any]:
         worker, link = self._worker, self._link()
         current = worker.joint.cuts.newest
         step_s = worker.meter.step_s or None
@@ -85,44 +117,52 @@ class Tuner:
         chosen = worker.strategy.setting(measured, current.setting)
         since = round + worker.strategy.in_flight
         why = "; ".join(filter(None, (verdict, worker.strategy.explain(measured, chosen))))
-        changes = chosen != current.setting and since > current.since
-        if not changes and (self._explained or not why):
-            return {}
+        if chosen != current.setting and since > current.since:
+            return self._propose(chosen, since, why)
+        if why and not self._explained:
+            self._propose(current.setting, current.since, why)
+        return {}
+
+    def _propose(self, setting: Setting, since: int, why: str) -> dict[str, Any]:
         self._explained = self._explained or bool(why)
-        setting = dataclasses.asdict(chosen)
-        finite = link.bytes_per_s if link.bytes_per_s < 1e15 else None
-        worker.event(
+        link, fields = self._link(), dataclasses.asdict(setting)
+        self._worker.event(
             "setting_changed",
-            since=since if changes else current.since,
-            setting=setting,
+            since=since,
+            setting=fields,
             latency_s=link.latency_s,
-            bytes_per_s=finite,
-            step_s=step_s,
+            bytes_per_s=link.bytes_per_s if link.bytes_per_s < 1e15 else None,
+            step_s=self._worker.meter.step_s or None,
             why=why,
         )
-        return {"setting": setting, "since": since} if changes else {}
+        return {"setting": fields, "since": since}
 
-    def _remember(self, size_bytes: float, seconds: float) -> None:
-        order = round(math.log2(size_bytes))
+    def _remember(self, sample: Sample) -> None:
+        order = round(math.log2(sample.size_bytes))
         mine = self._samples.setdefault(order, deque(maxlen=SAMPLES))
         newest, before = list(mine)[-JUDGED:], list(mine)[:-JUDGED]
         if len(before) >= JUDGED:
-            usual = median(took for _, took in before)
-            off = [took / max(1e-9, usual) for _, took in newest]
-            if min(off) > DRIFT or max(off) < 1 / DRIFT:  # other sizes will have changed by as much
-                self._drifted, factor = True, median(off)
-                for other, kind in self._samples.items():
-                    self._samples[other] = deque([(size, took * factor) for size, took in kind], maxlen=SAMPLES)
-                mine = self._samples[order] = deque(newest, maxlen=SAMPLES)
-        mine.append((size_bytes, seconds))
+            usual = median(past.seconds for past in before)
+            off = [past.seconds / max(1e-9, usual) for past in newest]
+            if min(off) > DRIFT or max(off) < 1 / DRIFT:
+                self._drifted = True
+                self._forget(before=newest[0].round)
+                mine = self._samples.setdefault(order, deque(maxlen=SAMPLES))
+        mine.append(sample)
+
+    def _forget(self, *, before: int) -> None:
+        """Leaves what was seen from a round on."""
+        left = {order: [past for past in kind if past.round >= before] for order, kind in self._samples.items()}
+        self._samples = {order: deque(kind, maxlen=SAMPLES) for order, kind in left.items() if kind}
 
     def _link(self) -> Link:
         """A round that took much longer than most of its size met with something else: it counts as twice the usual."""
-        samples = []
+        sizes, seconds = [], []
         for kind in self._samples.values():
-            most = UNUSUAL * median_low(took for _, took in kind)
-            samples += [(size, min(took, most)) for size, took in kind]
-        return fit_link([size for size, _ in samples], [took for _, took in samples])
+            most = UNUSUAL * median_low(past.seconds for past in kind)
+            sizes += [past.size_bytes for past in kind]
+            seconds += [min(past.seconds, most) for past in kind]
+        return fit_link(sizes, seconds)
 
 
 def _looked_at(round: int) -> bool:

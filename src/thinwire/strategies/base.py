@@ -159,6 +159,10 @@ class Strategy(ABC):
         """How to cut and pack rounds; asked at the start (current None) and now and then on the first worker."""
         return current or Setting()
 
+    def probe(self, setting: Setting) -> Setting:
+        """One to hold for a few rounds whose size differs: latency and bandwidth are told apart by it. Or the same."""
+        return setting
+
     def explain(self, measured: Measured, setting: Setting) -> str:
         """Why a setting was chosen, in one line for people; empty where there is nothing to say."""
         return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
@@ -18,6 +18,8 @@ KEPT = 1.5
 """Times the fragments that would do, which are kept: cutting anew costs a round of each."""
 CODECS = {32: "float32", 16: "bfloat16", 8: "int8", 4: "int4", 2: "int2"}
 """By the bits of a value."""
+WIDER = {"int2": "int4", "int4": "int8", "int8": "bfloat16", "bfloat16": "float32", "float32": "bfloat16"}
+"""Another size of the same values: twice as many bits, where there are."""
 
 
 class RelayJoint(NamedTuple):
@@ -63,6 +65,14 @@ class Relay(Strategy):
             return self._cut(measured, current, ratio=64.0, count=PROBES[0] if current is None else PROBES[1])
         ratio, latency = self._seen(measured)
         return self._cut(measured, current, ratio=ratio, latency=latency)
+
+    def probe(self, setting: Setting) -> Setting:
+        """Pieces of twice the size, by cutting or by the codec, as far as either is free."""
+        if self.fragments == "auto" and setting.fragments > 1:
+            return replace(setting, fragments=setting.fragments // 2)
+        if self.bits == "auto" and setting.codec in WIDER:
+            return replace(setting, codec=WIDER[setting.codec])
+        return setting
 
     def explain(self, measured: Measured, setting: Setting) -> str:
         """The ratio that was measured, and what it came to."""
