@@ -222,6 +222,7 @@ class Run:
             "refused": outcome.refused,
             "complete": not outcome.unreplaced and not outcome.interrupted,
             "reason": outcome.reason,
+            "lacking": sorted(outcome.unreplaced),
             "choice": outcome.choice or None,
             "warnings": outcome.warnings,
             "checkpoint": outcome.checkpoint,

@@ -274,7 +274,8 @@ class Coordinator:
         )
         if self._ending.closed or not self._workforce.replace(lost.worker, lost.attempt + 1):
             self._absent.never.add(lost.worker)
-            self.outcome.unreplaced += lost.worker < self._policy.workers and lost.worker not in self._absent.done
+            if lost.worker < self._policy.workers and lost.worker not in self._absent.done:
+                self.outcome.unreplaced.add(lost.worker)
             alive = len(self.membership.working)
             if alive < self._policy.min_workers and not self._ending.closed:
                 raise failures.too_few(self._policy, lost, alive)
@@ -391,7 +392,7 @@ class Coordinator:
         if self._trained_from is not None:
             out.train_s = (self._trained_to or self._time.now()) - self._trained_from
         missed = (set(self.membership.unseen) | self._absent.missed) - self._absent.done
-        out.lack(sorted(missed - self._absent.never))  # those are counted already
+        out.lack(missed - self._absent.never)  # those are counted already
         return out
 
     def _emit(self, event: events.Event) -> None:

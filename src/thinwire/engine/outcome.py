@@ -41,7 +41,7 @@ class Outcome:
     metrics: dict[str, float] = field(default_factory=dict)
     train_loss: float | None = None
     workers_lost: int = 0
-    unreplaced: int = 0
+    unreplaced: set[int] = field(default_factory=set)
     """Workers whose rows nobody took over."""
     generations: int = 0
     rounds: int = 0
@@ -83,13 +83,11 @@ class Outcome:
             return None
         return f"checkpoint {newest} was not saved: {self.unwritten[newest]}"
 
-    def lack(self, workers: list[int]) -> None:
+    def lack(self, workers: set[int]) -> None:
         """Says why the run ended, if nothing else has; these workers' rows are not all done."""
         if workers and not self.stopped_early:
-            self.unreplaced += len(workers)
-            lost = f"not all rows done: workers {workers} never came, or were lost and not replaced"
-            self.reason = self.reason or lost
-        lost = "not all rows done: workers were lost and not replaced"
+            self.unreplaced.update(workers)
+        lost = f"not all rows done: workers {sorted(self.unreplaced)} never came, or were lost and not replaced"
         self.reason = self.reason or (lost if self.unreplaced else "all rows done")
 
     def last_good(self) -> str:

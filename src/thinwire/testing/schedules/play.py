@@ -7,7 +7,6 @@ import functools
 import io
 import logging
 import os
-import re
 import tempfile
 import traceback
 from collections.abc import Iterator
@@ -176,11 +175,10 @@ def _run(schedule: Schedule, site: _Site, out: str, callbacks: list[Any]) -> str
     last = str(result.summary["checkpoint"])
     if not last.endswith(FINAL) and result.summary["unsaved"] is None:
         raise BrokenInvariantError(f"its last checkpoint is {last}, and nobody said why")
-    if not result.summary["complete"] and not schedule.harsh:
-        lacking = {int(worker) for worker in re.findall("[0-9]+", result.summary["reason"])}
-        if not schedule.unawaited or lacking - schedule.unawaited:
-            raise BrokenInvariantError(f"not complete: {result.summary['reason']}")
-    return "complete" if result.summary["complete"] else "incomplete"
+    complete, lacking = result.summary["complete"], set(result.summary["lacking"])
+    if not complete and not schedule.harsh and not (lacking and lacking <= schedule.unawaited):
+        raise BrokenInvariantError(f"not complete: {result.summary['reason']}")
+    return "complete" if complete else "incomplete"
 
 
 def _plain(parameters: Any) -> torch.optim.Optimizer:
