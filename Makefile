@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Processes that tests are dealt out to; 0 runs them in one, which those that watch the clock like best.
-LANES ?= 0
+# Processes that tests are dealt out to; those that start processes of their own run one at a time.
+LANES ?= 2
+REAL := tests/e2e tests/spark tests/testbed tests/dashboard tests/security tests/fuzz
 
 # What `make fuzz` runs: one target or all, with so many inputs each.
 TARGET ?=
@@ -29,7 +30,9 @@ layers: $(STAMP)
 
 tests: $(STAMP) browser
 	$(BIN)/python -m pytest tests/rules src/thinwire/rules --cov=thinwire.rules --cov-fail-under=100 --cov-report=term-missing:skip-covered
-	$(BIN)/python -m pytest -n $(LANES) --dist loadscope --ignore=tests/rules --ignore=src/thinwire/rules
+	$(BIN)/python -m pytest -n $(LANES) --dist loadscope --ignore=tests/rules --ignore=src/thinwire/rules $(REAL:%=--ignore=%)
+	$(BIN)/python -m pytest $(REAL) || { test $$? = 1 && echo "Those that failed, once more by themselves:" && \
+		$(BIN)/python -m pytest $(REAL) --last-failed --last-failed-no-failures none -p randomly --randomly-seed=last; }
 
 # Tests of the dashboard drive a real Chromium; who may install it and has none gets it, the others skip those tests.
 browser:

@@ -31,8 +31,10 @@ ELEPHAS = "THINWIRE_ELEPHAS"
 """Names a Python that has Elephas, which needs versions of its own."""
 OURS = ("relay", "auto", "mpca", "easgd", "sparknet")
 FIXED = ("relay", "mpca", "easgd", "sparknet", "synchronous")
-SEEDS = (1, 2, 3)
+SEEDS = 3
 """Of thinwire's methods where the wire is slow; what is torch's own has the first."""
+CHOICE = "THINWIRE_METHODS"
+"""Names what is raced where not all is to be, and with how many seeds: `relay,auto:6`."""
 TORCHS = ("one machine", "ddp powersgd", "post-local sgd", "ddp half", "ddp")
 
 
@@ -77,11 +79,13 @@ def _race(races: list[Race], quick: bool, say: Say) -> Report:
     for untold in races:
         each = dataclasses.replace(untold, target=reference_loss(untold, WORKERS))
         exact = ("synchronous",) if each.ratio < 10 else ()  # ddp has the same losses, in as much time
-        methods = ("relay", "ddp") if quick else (*OURS, *exact, *TORCHS)
+        methods: tuple[str, ...] = ("relay", "ddp") if quick else (*OURS, *exact, *TORCHS)
+        chosen, _, seeded = os.environ.get(CHOICE, "").partition(":")
+        methods, count = tuple(filter(None, chosen.split(","))) or methods, int(seeded or SEEDS)
         found: dict[str, dict[str, Any]] = {}
         name = f"ratio {each.ratio:g} at {each.rate}"
         say(f"{name}: steps of {each.step_s * 1e3:.0f} ms, target {each.target:.4f}")
-        for run in _runs(each, methods):
+        for run in _runs(each, methods, count):
             if "error" in run:
                 skipped.append(f"{name}, {run['method']}: {run['error']}")
                 continue
@@ -91,7 +95,9 @@ def _race(races: list[Race], quick: bool, say: Say) -> Report:
                 found[run["method"]] = run
             say(f"{name}: {run['method']} in {run['seconds']:.0f} s")
         python = os.environ.get(ELEPHAS)
-        if python and not quick:
+        if chosen:
+            skipped.append(f"{name}: all but {chosen}")
+        elif python and not quick:
             try:
                 found["elephas"] = _elephas(python, each)
             except (WorkerError, subprocess.TimeoutExpired) as error:
@@ -106,9 +112,10 @@ def _race(races: list[Race], quick: bool, say: Say) -> Report:
     return Report("comparison", rows, measured, skipped)
 
 
-def _runs(each: Race, methods: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+def _runs(each: Race, methods: tuple[str, ...], seeds: int) -> Iterator[dict[str, Any]]:
     """What the methods came to, one by one."""
-    order = [(name, seed) for name in methods for seed in (SEEDS if name in OURS and each.ratio >= 10 else SEEDS[:1])]
+    turns = {name: seeds if name in OURS and each.ratio >= 10 else 1 for name in methods}
+    order = [(name, seed) for name, count in turns.items() for seed in range(1, count + 1)]
     what = {"race": dataclasses.asdict(each), "turns": order, "workers": WORKERS}
     yield from _drive([sys.executable, "-m", "thinwire.bench.rivals"], what, each.rate)
 
@@ -153,7 +160,7 @@ def judge(each: Race, found: dict[str, dict[str, Any]], plain: float | None = No
         detail = f"{steps} steps" if there else f"not in {steps} steps"
         detail += f", {busy(each, run):.0%} stepping, loss {last_loss(run):.4f} after {run['steps']}"
         rows.append(Row(part, method, seconds, detail=detail, unit="s" if there else "s at least"))
-    if not {"relay", "ddp"} <= set(found):
+    if "relay" not in found:
         return rows
     relay = found["relay"]
     mine = reached(each, relay)
@@ -162,10 +169,10 @@ def judge(each: Race, found: dict[str, dict[str, Any]], plain: float | None = No
         kept = busy(each, relay) / busy(each, found["one machine"])
         rows.append(Row(part, "steps in the same time as one machine, which exchanges nothing", kept))
     rows.append(Row(part, "share of the time spent stepping", busy(each, relay), 0.97))
-    if each.ratio < 10:
+    if each.ratio < 10 and "ddp" in found:
         ddp = reached(each, found["ddp"])
         rows.append(Row(part, "time against ddp", mine / ddp if ddp < math.inf else math.inf, 1.03, at_most=True))
-    else:
+    elif each.ratio >= 10:
         wanted = {"ddp": 5.0, "sparknet": 2.0, "mpca": 1.5, "easgd": 1.5, "ddp powersgd": 1.0}
         for method, target in wanted.items():
             if method in found:
