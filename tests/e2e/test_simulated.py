@@ -127,7 +127,7 @@ def test_relay_cuts_so_that_a_fragment_s_exchange_fits_a_step(ratio: float) -> N
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 6000), nn.ReLU(), nn.Linear(6000, 10))
 
     cluster = tw.Simulated(workers=8, link="1gbit", latency_s=0.0, ratio=ratio)
-    run = fit(cluster, "relay", model=wide, validation=None, batch_size=8, epochs=None, steps=150)
+    run = fit(cluster, "relay", model=wide, validation=None, batch_size=8, epochs=None, steps=250)
     assert run.summary["rounds"] > 0.85 * run.summary["steps"]
 
 

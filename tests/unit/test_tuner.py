@@ -147,7 +147,7 @@ def test_looking_again_takes_few_rounds_and_ever_fewer() -> None:
     looked = [loop.play(1, TEN).fragments for _ in range(2000)]
     usual = max(set(looked), key=looked.count)
     assert sum(found != usual for found in looked[100:]) < 60
-    assert sum(found != usual for found in looked[1100:]) == 0
+    assert sum(found != usual for found in looked[500:]) < 16
 
 
 @pytest.mark.parametrize("strategy", [Relay(bits=4, fragments=4), SparkNet(period=5)], ids=str)

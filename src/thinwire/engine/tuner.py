@@ -20,8 +20,12 @@ SAMPLES = 24
 """Newest rounds of about one size that are remembered."""
 DRIFT, JUDGED = 2.0, 6
 """So many rounds in a row that took so many times longer, or shorter, than before: it is another link now."""
-LOOK_AGAIN, LOOK_ROUNDS = 32, 6
-"""The round at which the link is looked at with another size again, each time twice as late; and for how many."""
+LOOK_AGAIN, LOOK_ROUNDS = 32, 4
+"""The round at which the link is looked at with another size again, and for how many."""
+ALIKE = 1.5
+"""Times the fragments, up to which it is about the same setting."""
+LATER, CONFIRMED = 2, 6
+"""How many times later it is looked at next; and that where the setting of before was found to be right."""
 UNUSUAL = 2.0
 """Times what most rounds of its size take, at which a round that took longer is counted."""
 EVERY_ROUND_UNTIL, THEN_EVERY = 32, 17
@@ -46,6 +50,8 @@ class Tuner:
         """The round that waits for whoever starts last: no measure of the link. Negative until one has landed."""
         self._look_again, self._looks_until = LOOK_AGAIN, 0
         """When another size is tried next; and until when one is being tried."""
+        self._usual = Setting()
+        """That of before."""
         self._taken: dict[Fragment, int] = {}
         """Steps at each fragment's last snapshot that landed."""
         self._samples: dict[int, deque[Sample]] = {}
@@ -93,16 +99,20 @@ class Tuner:
         if not self._samples or self._worker.strategy.timing == "async" or round < self._looks_until:
             return {}
         if self._looks_until:  # both sizes have been seen
-            self._looks_until = 0
-        elif self._drifted or round >= self._look_again:
-            self._drifted, self._look_again = False, 2 * round
+            self._looks_until, said = 0, self._choose(round)
+            if "setting" in said and _near(Setting(**said["setting"]), self._usual):
+                self._look_again = CONFIRMED * round
+            return said
+        if self._drifted or round >= self._look_again:
+            self._drifted, self._look_again = False, LATER * round
             current = self._worker.joint.cuts.newest
             since = round + self._worker.strategy.in_flight
             other = self._worker.strategy.probe(current.setting)
             if other != current.setting and since > current.since:
-                self._forget(before=current.since)
-                self._looks_until = since + LOOK_ROUNDS
-                return self._propose(other, since, why="")
+                said = self._propose(other, since, self._link(), why="")
+                self._forget(before=current.since)  # of the current cut perhaps nothing has landed yet
+                self._usual, self._looks_until = current.setting, since + LOOK_ROUNDS
+                return said
         elif not _looked_at(round):
             return {}
         return self._choose(round)
@@ -118,14 +128,14 @@ class Tuner:
         since = round + worker.strategy.in_flight
         why = "; ".join(filter(None, (verdict, worker.strategy.explain(measured, chosen))))
         if chosen != current.setting and since > current.since:
-            return self._propose(chosen, since, why)
+            return self._propose(chosen, since, link, why)
         if why and not self._explained:
-            self._propose(current.setting, current.since, why)
+            self._propose(current.setting, current.since, link, why)
         return {}
 
-    def _propose(self, setting: Setting, since: int, why: str) -> dict[str, Any]:
+    def _propose(self, setting: Setting, since: int, link: Link, why: str) -> dict[str, Any]:
         self._explained = self._explained or bool(why)
-        link, fields = self._link(), dataclasses.asdict(setting)
+        fields = dataclasses.asdict(setting)
         self._worker.event(
             "setting_changed",
             since=since,
@@ -163,6 +173,12 @@ class Tuner:
             sizes += [past.size_bytes for past in kind]
             seconds += [min(past.seconds, most) for past in kind]
         return fit_link(sizes, seconds)
+
+
+def _near(one: Setting, other: Setting) -> bool:
+    """Whether two settings differ by no more than chance makes of the same link."""
+    fewer, more = sorted((one.fragments, other.fragments))
+    return one.codec == other.codec and more <= fewer * ALIKE
 
 
 def _looked_at(round: int) -> bool:
