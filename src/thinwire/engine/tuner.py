@@ -104,11 +104,13 @@ class Tuner:
                 self._look_again = CONFIRMED * round
             return said
         if self._drifted or round >= self._look_again:
-            self._drifted, self._look_again = False, LATER * round
             current = self._worker.joint.cuts.newest
             since = round + self._worker.strategy.in_flight
+            if since <= current.since:  # once that change is in force
+                return {}
+            self._drifted, self._look_again = False, LATER * round
             other = self._worker.strategy.probe(current.setting)
-            if other != current.setting and since > current.since:
+            if other != current.setting:
                 said = self._propose(other, since, self._link(), why="")
                 self._forget(before=current.since)  # of the current cut perhaps nothing has landed yet
                 self._usual, self._looks_until = current.setting, since + LOOK_ROUNDS
