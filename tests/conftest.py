@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -44,6 +45,8 @@ class Told:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Told(config))
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started beside something: programs under test would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
