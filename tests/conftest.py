@@ -45,7 +45,7 @@ class Told:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Told(config))
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started beside something: programs under test would inherit it
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: programs would inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
