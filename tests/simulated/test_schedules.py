@@ -44,7 +44,7 @@ def test_schedules_that_once_broke_something_pass(seed: int) -> None:
     19572: one that had yet to get its state kept a publication that the others had given up.
     36345: a worker came back with a contribution that was in the model, to servers that could not know that.
     39199: so did one that was never away, to servers that its reference had put in what it had.
-    39729: rounds took another time than before when none of the newest cut had landed yet: the link was fitted to nothing.
+    39729: rounds took longer than before when none of the newest cut had landed yet: the link was fitted to nothing.
     """
     verdict = play(Schedule.draw(seed))
     assert verdict.ok, verdict.what
