@@ -28,6 +28,7 @@ types: $(STAMP)
 layers: $(STAMP)
 	$(BIN)/lint-imports --no-cache
 
+# What starts processes watches the clock, which others may keep busy: a failure there has a second run, by itself.
 tests: $(STAMP) browser
 	$(BIN)/python -m pytest tests/rules src/thinwire/rules --cov=thinwire.rules --cov-fail-under=100 --cov-report=term-missing:skip-covered
 	$(BIN)/python -m pytest -n $(LANES) --dist loadscope --ignore=tests/rules --ignore=src/thinwire/rules $(REAL:%=--ignore=%)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from thinwire.bench.comparison import busy, judge, last_loss, race, reached, to_target
+from thinwire.bench.comparison import busy, choice, judge, last_loss, race, reached, to_target
+from thinwire.errors import ConfigError
 
 RACE = race(10, "100mbit", 256, 64, target=0.5, steps=100)
 
@@ -52,3 +53,9 @@ def test_of_several_seeds_the_one_in_the_middle_counts() -> None:
 
 def test_busy_is_what_steps_alone_would_take_over_what_was_taken() -> None:
     assert busy(RACE, {"steps": 100, "seconds": 200 * RACE.step_s}) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("text", ["relais", "relay:x", "relay:0", "relay;auto"])
+def test_a_wrong_choice_of_methods_is_refused_with_those_there_are(text: str) -> None:
+    with pytest.raises(ConfigError, match="ddp powersgd"):
+        choice(text)

@@ -20,7 +20,7 @@ from typing import Any
 
 from thinwire.bench.race import Race, plain_loss, prepare, reference_loss
 from thinwire.bench.report import Report, Row, Say
-from thinwire.errors import WorkerError
+from thinwire.errors import ConfigError, WorkerError
 from thinwire.testing.sparkbed import SparkBed
 from thinwire.units import rate_bytes
 
@@ -80,8 +80,8 @@ def _race(races: list[Race], quick: bool, say: Say) -> Report:
         each = dataclasses.replace(untold, target=reference_loss(untold, WORKERS))
         exact = ("synchronous",) if each.ratio < 10 else ()  # ddp has the same losses, in as much time
         methods: tuple[str, ...] = ("relay", "ddp") if quick else (*OURS, *exact, *TORCHS)
-        chosen, _, seeded = os.environ.get(CHOICE, "").partition(":")
-        methods, count = tuple(filter(None, chosen.split(","))) or methods, int(seeded or SEEDS)
+        chosen, count = choice(os.environ.get(CHOICE, ""))
+        methods = chosen or methods
         found: dict[str, dict[str, Any]] = {}
         name = f"ratio {each.ratio:g} at {each.rate}"
         say(f"{name}: steps of {each.step_s * 1e3:.0f} ms, target {each.target:.4f}")
@@ -96,7 +96,7 @@ def _race(races: list[Race], quick: bool, say: Say) -> Report:
             say(f"{name}: {run['method']} in {run['seconds']:.0f} s")
         python = os.environ.get(ELEPHAS)
         if chosen:
-            skipped.append(f"{name}: all but {chosen}")
+            skipped.append(f"{name}: all but {', '.join(chosen)}")
         elif python and not quick:
             try:
                 found["elephas"] = _elephas(python, each)
@@ -110,6 +110,19 @@ def _race(races: list[Race], quick: bool, say: Say) -> Report:
         measured["races"][-1]["plain"] = plain
         rows += judge(each, found, statistics.mean(plain) if plain else None)
     return Report("comparison", rows, measured, skipped)
+
+
+def choice(text: str) -> tuple[tuple[str, ...], int]:
+    """What `THINWIRE_METHODS` names, and how many seeds each has.
+
+    >>> choice("relay,auto:6"), choice("")
+    ((('relay', 'auto'), 6), ((), 3))
+    """
+    names, _, seeds = text.partition(":")
+    chosen, known = tuple(filter(None, names.split(","))), dict.fromkeys((*OURS, *FIXED, *TORCHS))
+    if not set(chosen) <= set(known) or not (seeds or "1").isdecimal() or seeds == "0":
+        raise ConfigError(f"{CHOICE}={text!r}: write names and how many seeds, as relay,auto:6; of {', '.join(known)}")
+    return chosen, int(seeds or SEEDS)
 
 
 def _runs(each: Race, methods: tuple[str, ...], seeds: int) -> Iterator[dict[str, Any]]:
