@@ -44,8 +44,9 @@ class Witness:
         """By joint state, the exchange that it belongs to."""
         self._final: dict[Owner, str] = {}
         """By worker and attempt, the digest of the joint model that its run ended on."""
-        self._with: dict[int, tuple[int, ...]] = {}
-        """By exchange, the members of its generation."""
+        self._alone: set[int] = set()
+        """Joint states of workers whose replica is the joint model: alone, or not alone since too short a time to have
+        put it in, however many generations have formed since."""
         self._before: dict[int, Tensor] = {}
         """By joint state, the ledger as it was last seen there."""
         self._heard: dict[int, int] = {}
@@ -73,6 +74,8 @@ class Witness:
             for kind, name, after in (
                 (Member, "__init__", self._made),
                 (JointState, "land", self._landed),
+                (JointState, "load", self._put_in),
+                (JointState, "set_model", self._put_in),
                 (Publisher, "_final_model", self._ended),
                 (Member, "_commit", self._formed),
                 (Member, "_take_state", self._formed),
@@ -85,11 +88,15 @@ class Witness:
         self._members[id(member._joint)] = member
 
     def _formed(self, member: Member, found: Any) -> None:
-        earlier, now = self._with.get(id(member), ()), member._rounds.members
-        self._with[id(member)] = now
-        alone = len(earlier) == 1 or len(now) == 1  # its replica is the joint model, or is put in soon
-        if isinstance(member, Mesh) and not member._needs_state and not alone:
+        if len(member._rounds.members) == 1:
+            self._alone.add(id(member._joint))
+        if isinstance(member, Mesh) and not member._needs_state and id(member._joint) not in self._alone:
             self._compare(member, "state", member._joint.model)
+
+    def _put_in(self, joint: JointState, found: Any) -> None:
+        member = self._members.get(id(joint))  # none yet where a run goes on from a checkpoint
+        if member is not None and len(member._rounds.members) > 1:
+            self._alone.discard(id(joint))
 
     def _landed(self, joint: JointState, reply: Tensor) -> None:
         member = self._members[id(joint)]
