@@ -215,6 +215,7 @@ class Run:
             "val_loss": metrics.get("val_loss"),
             "val_accuracy": metrics.get("val_accuracy"),
             "busy": round(outcome.busy, 4),
+            "evaluated_s": round(outcome.evaluated_s, 3),
             "bytes_sent": outcome.bytes_sent,
             "rounds": outcome.rounds,
             "generations": self.generations,

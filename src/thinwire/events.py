@@ -130,11 +130,13 @@ class Progressed(Event):
     bytes_sent: int
     bytes_received: int = 0
     stepped_s: float = 0.0
-    """Seconds spent stepping, by this attempt; so are the next two."""
+    """Seconds spent stepping, by this attempt; so are the next three."""
     waited_s: float = 0.0
     """Inside steps, for a round that stops the workers."""
     exchanged_s: float = 0.0
     """In which a round was under way."""
+    evaluated_s: float = 0.0
+    """Between steps, evaluating."""
 
 
 @dataclass(frozen=True, kw_only=True)

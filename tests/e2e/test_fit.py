@@ -94,6 +94,7 @@ def test_every_strategy_learns_digits(name: str, workers: int) -> None:
     assert result.summary["rounds"] > 0
     assert result.summary["bytes_sent"] > 0
     assert result.summary["refused"] == 0
+    assert 0 < result.summary["evaluated_s"] < result.summary["train_seconds"]
     assert result.summary["workers_lost"] == 0
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from thinwire.bench.comparison import busy, choice, judge, last_loss, race, reached, to_target
+from thinwire.bench.comparison import busy, choice, judge, last_loss, race, reached, stepping, to_target
 from thinwire.errors import ConfigError
 
 RACE = race(10, "100mbit", 256, 64, target=0.5, steps=100)
@@ -16,7 +16,7 @@ RACE = race(10, "100mbit", 256, 64, target=0.5, steps=100)
 def ran(step_s: float, *losses: float) -> dict[str, Any]:
     """Evaluations every ten steps."""
     history = [{"steps": 10 * n, "seconds": 10 * n * step_s, "val_loss": loss} for n, loss in enumerate(losses, 1)]
-    return {"history": history, "seconds": 100 * step_s, "steps": 100}
+    return {"history": history, "seconds": 100 * step_s, "steps": 100, "busy": 0.98}
 
 
 def test_a_target_that_is_not_reached_takes_for_ever() -> None:
@@ -53,6 +53,12 @@ def test_of_several_seeds_the_one_in_the_middle_counts() -> None:
 
 def test_busy_is_what_steps_alone_would_take_over_what_was_taken() -> None:
     assert busy(RACE, {"steps": 100, "seconds": 200 * RACE.step_s}) == pytest.approx(0.5)
+
+
+def test_shares_leave_evaluations_out() -> None:
+    run = {"steps": 100, "seconds": 250 * RACE.step_s, "evaluated_s": 50 * RACE.step_s, "busy": 0.6}
+    assert busy(RACE, run) == pytest.approx(0.5)
+    assert stepping(run) == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize("text", ["relais", "relay:x", "relay:0", "relay;auto"])

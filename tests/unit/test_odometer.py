@@ -109,3 +109,18 @@ def test_what_a_checkpoint_needs_goes_there_and_back() -> None:
     again.load(meter.tree())
     assert again.tree() == meter.tree()
     assert again.end_epoch() == meter.end_epoch()
+
+
+def test_an_evaluation_counts_with_the_step_after_it(clock: Clock, at: At) -> None:
+    meter = Odometer(clock)
+    meter.end_step(meter.begin_step(), 16, 2.0, (0, 1))
+    meter.evaluated(0.5)
+    assert meter.report()["evaluated_s"] == 0.0
+    at(1.0)
+    begun = meter.begin_step()
+    at(1.5)
+    meter.end_step(begun, 16, 2.0, (0, 2))
+    meter.evaluated(9.0)  # after the last step: no part of the time that `busy` is of
+    found = meter.report()
+    assert found["evaluated_s"] == 0.5
+    assert found["busy"] == pytest.approx(0.5 / 1.5)

@@ -90,7 +90,8 @@ def _thinwire(spark: Any, method: str, race: Race, workers: int) -> dict[str, An
         seed=race.seed,
         progress=False,
     )
-    told = {key: result.summary[key] for key in ("busy", "bytes_sent", "rounds", "choice", "complete", "val_loss")}
+    kept = ("busy", "evaluated_s", "bytes_sent", "rounds", "choice", "complete", "val_loss")
+    told = {key: result.summary[key] for key in kept}
     return {"history": result.history, "seconds": result.summary["train_seconds"], "steps": race.steps, **told}
 
 

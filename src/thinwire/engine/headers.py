@@ -108,6 +108,7 @@ _PROGRESS = _form(
     stepped_s=_number,
     waited_s=_number,
     exchanged_s=_number,
+    evaluated_s=_number,
     note=_any_table,
 )
 _MORE = _form(

@@ -71,6 +71,7 @@ class Ledger:
                 stepped_s=float(progress.get("stepped_s", 0.0)),
                 waited_s=float(progress.get("waited_s", 0.0)),
                 exchanged_s=float(progress.get("exchanged_s", 0.0)),
+                evaluated_s=float(progress.get("evaluated_s", 0.0)),
             )
         )
 
@@ -123,3 +124,4 @@ class Ledger:
         out.epochs = out.rows / max(1, total_rows)
         shares = [float(s["busy"]) for s in states if s.get("steps")]
         out.busy = sum(shares) / len(shares) if shares else 0.0
+        out.evaluated_s = sum(float(s.get("evaluated_s", 0.0)) for s in states) / max(1, len(shares))

@@ -30,6 +30,7 @@ class Odometer:
         self._loss_sum = 0.0
         self._loss_steps = 0
         self._waited_s = self._waited_total_s = 0.0
+        self._evaluated_s = self._evaluated_since_s = 0.0
         self._exchanged_s = self._flying_since = 0.0
         self._flying = 0
 
@@ -46,6 +47,10 @@ class Odometer:
         """Takes a wait inside a step (a barrier's) out of the time spent stepping."""
         self._waited_s += seconds
         self._waited_total_s += seconds
+
+    def evaluated(self, seconds: float) -> None:
+        """Books an evaluation; it counts with the step that follows, since pauses lie between steps."""
+        self._evaluated_since_s += seconds
 
     def flies(self, rounds: int) -> None:
         """Notes how many rounds are under way from here on."""
@@ -65,6 +70,7 @@ class Odometer:
         now = self._clock()
         took = now - begun - self._waited_s
         self._busy_s += took
+        self._evaluated_s, self._evaluated_since_s = self._evaluated_s + self._evaluated_since_s, 0.0
         self.step_s = took if not self.step_s else 0.9 * self.step_s + 0.1 * took
         self.steps += 1
         self.rows += rows
@@ -96,6 +102,7 @@ class Odometer:
             "stepped_s": self._busy_s,
             "waited_s": self._waited_total_s,
             "exchanged_s": self._exchanged_s,
+            "evaluated_s": self._evaluated_s,
         }
         self._gap_s, self._loss_sum, self._loss_steps = 0.0, 0.0, 0
         return found

@@ -51,6 +51,8 @@ class Outcome:
     rows: int = 0
     epochs: float = 0.0
     busy: float = 0.0
+    evaluated_s: float = 0.0
+    """Seconds of a worker's time, between its steps; the mean over workers."""
     train_s: float = 0.0
     checkpoint: str | None = None
     history: list[dict[str, Any]] = field(default_factory=list)

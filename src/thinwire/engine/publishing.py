@@ -235,8 +235,9 @@ class Publisher:
 
     def _evaluate(self, number: int, model: Tensor, buffers: dict[str, Tensor]) -> None:
         worker = self._worker
+        meter, began = worker.meter, worker.time.now()
         sums, weights, rows = worker.replica.evaluate(worker.batches.validation(), model, buffers)
-        meter = worker.meter
+        meter.evaluated(worker.time.now() - began)
         worker.say("evaluated", p=number, sums=sums, weights=weights, rows=rows, steps=meter.steps, done=meter.rows)
 
     def judged(self, verdict: dict[str, Any]) -> None:

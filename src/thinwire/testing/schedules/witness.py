@@ -16,6 +16,7 @@ from thinwire.cluster.simulated.fibers import VirtualTime
 from thinwire.engine.joint import JointState
 from thinwire.engine.membership import Membership
 from thinwire.engine.publishing import Publisher
+from thinwire.engine.worker import Worker
 from thinwire.exchange.member import Member
 from thinwire.exchange.mesh import Mesh
 
@@ -74,8 +75,8 @@ class Witness:
             for kind, name, after in (
                 (Member, "__init__", self._made),
                 (JointState, "land", self._landed),
-                (JointState, "load", self._put_in),
-                (JointState, "set_model", self._put_in),
+                (JointState, "load", self._loaded),
+                (Worker, "_form", self._put_in),
                 (Publisher, "_final_model", self._ended),
                 (Member, "_commit", self._formed),
                 (Member, "_take_state", self._formed),
@@ -93,10 +94,12 @@ class Witness:
         if isinstance(member, Mesh) and not member._needs_state and id(member._joint) not in self._alone:
             self._compare(member, "state", member._joint.model)
 
-    def _put_in(self, joint: JointState, found: Any) -> None:
-        member = self._members.get(id(joint))  # none yet where a run goes on from a checkpoint
-        if member is not None and len(member._rounds.members) > 1:
-            self._alone.discard(id(joint))
+    def _put_in(self, worker: Worker, found: Any) -> None:
+        if not worker.alone:
+            self._alone.discard(id(worker.joint))
+
+    def _loaded(self, joint: JointState, found: Any) -> None:
+        self._alone.discard(id(joint))
 
     def _landed(self, joint: JointState, reply: Tensor) -> None:
         member = self._members[id(joint)]
