@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Processes that tests are dealt out to; those that start processes of their own run one at a time.
+# Processes that tests are dealt out to, a file to one.
 LANES ?= 2
 REAL := tests/e2e tests/spark tests/testbed tests/dashboard tests/security tests/fuzz
 
@@ -28,11 +28,11 @@ types: $(STAMP)
 layers: $(STAMP)
 	$(BIN)/lint-imports --no-cache
 
-# What starts processes watches the clock, which others may keep busy: a failure there has a second run, by itself.
+# What starts processes (REAL) watches the clock, which others may keep busy: a failure there has a second run, by itself.
 tests: $(STAMP) browser
 	$(BIN)/python -m pytest tests/rules src/thinwire/rules --cov=thinwire.rules --cov-fail-under=100 --cov-report=term-missing:skip-covered
 	$(BIN)/python -m pytest -n $(LANES) --dist loadscope --ignore=tests/rules --ignore=src/thinwire/rules $(REAL:%=--ignore=%)
-	$(BIN)/python -m pytest $(REAL) || { test $$? = 1 && echo "Those that failed, once more by themselves:" && \
+	$(BIN)/python -m pytest -n $(LANES) --dist loadscope $(REAL) || { test $$? = 1 && echo "Those that failed, once more by themselves:" && \
 		$(BIN)/python -m pytest $(REAL) --last-failed --last-failed-no-failures none -p randomly --randomly-seed=last; }
 
 # Tests of the dashboard drive a real Chromium; who may install it and has none gets it, the others skip those tests.
