@@ -30,6 +30,11 @@ def test_whatever_goes_wrong_what_must_hold_holds(part: int) -> None:
     assert not tally.failed, [(verdict.replay, verdict.what[:300]) for verdict in tally.failed]
 
 
+def test_two_processes_play_what_one_plays() -> None:
+    one, two = (play_all(range(SLICE + 2), jobs=jobs).to_json() for jobs in (1, 2))
+    assert one | {"seconds": 0} == two | {"seconds": 0}
+
+
 BROKE = [538, 1980, 2788, 4175, 5409, 6086, 6321, 7036, 14490, 19572, 36345, 39199, 39729, 68256]
 
 
