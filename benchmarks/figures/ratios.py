@@ -18,6 +18,7 @@ import concurrent.futures
 import datetime
 import functools
 import json
+import math
 import multiprocessing
 import platform
 import statistics
@@ -66,7 +67,7 @@ def trial(options: argparse.Namespace, method: str, ratio: float | None, workers
         strategy=strategy("synchronous" if method == "free" else method, knobs),
         cluster=tw.Simulated(workers=workers, link=link, step_s=STEP_S),
         optimizer=functools.partial(torch.optim.SGD, lr=options.lr, momentum=0.9, nesterov=True, weight_decay=1e-4),
-        scheduler=functools.partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=steps),
+        scheduler=functools.partial(annealed, steps=steps, warm=options.warmup),
         scheduler_every="step",
         steps=steps,
         batch_size=options.batch_size,
@@ -82,6 +83,12 @@ def trial(options: argparse.Namespace, method: str, ratio: float | None, workers
     found["real_s"] = round(time.perf_counter() - began, 1)
     print(json.dumps({k: v for k, v in found.items() if k != "curve"}), flush=True)
     return found
+
+
+def annealed(optimizer: torch.optim.Optimizer, steps: int, warm: int) -> torch.optim.lr_scheduler.LambdaLR:
+    """A rate that falls as a cosine does, after it has risen for so many steps."""
+    rate = lambda k: min(1.0, (k + 1) / (warm + 1)) * (1 + math.cos(math.pi * min(k, steps) / steps)) / 2  # noqa: E731
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
 
 
 class Augmented(torch.nn.Module):
@@ -132,13 +139,15 @@ def measure(options: argparse.Namespace) -> None:
         "step_s": STEP_S,
         "lr": options.lr,
         "augmented": options.augment,
+        "warmup": options.warmup,
         "trials": [],
     }
     if options.add and Path(options.out).exists():
         before = json.loads(Path(options.out).read_text())
-        others = [name for name in ("model", "steps", "batch_size", "lr") if before.get(name) != found[name]]
-        if others or before.get("augmented", False) != options.augment:
-            sys.exit(f"the trials in {options.out} have another {', '.join(others) or 'augmentation'}; write elsewhere")
+        before = {"augmented": False, "warmup": 0} | before
+        fixed = ("model", "steps", "batch_size", "lr", "augmented", "warmup")
+        if others := [name for name in fixed if before.get(name) != found[name]]:
+            sys.exit(f"the trials in {options.out} have other {', '.join(others)}; write elsewhere")
         found["trials"] = before["trials"]
     wanted: list[tuple[str, float | None, int, int]] = []
     if "alone" in options.methods:
@@ -224,6 +233,7 @@ def main() -> None:
     measuring.add_argument("--precision", default="float32")
     measuring.add_argument("--seed", type=int, default=0)
     measuring.add_argument("--augment", action="store_true", help="move and mirror training images at random")
+    measuring.add_argument("--warmup", type=int, default=0, help="steps in which the rate rises, before it falls")
     measuring.add_argument("--jobs", type=int, default=1, help="trials at a time, a process each")
     measuring.add_argument("--add", action="store_true", help="to what is in the file")
     drawing = acts.add_parser("draw")
