@@ -113,6 +113,7 @@ def test_what_a_checkpoint_needs_goes_there_and_back() -> None:
 
 def test_an_evaluation_counts_with_the_step_after_it(clock: Clock, at: At) -> None:
     meter = Odometer(clock)
+    meter.evaluated(9.0)  # before the first step
     meter.end_step(meter.begin_step(), 16, 2.0, (0, 1))
     meter.evaluated(0.5)
     assert meter.report()["evaluated_s"] == 0.0

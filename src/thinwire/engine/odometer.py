@@ -49,8 +49,9 @@ class Odometer:
         self._waited_total_s += seconds
 
     def evaluated(self, seconds: float) -> None:
-        """Books an evaluation; it counts with the step that follows, since pauses lie between steps."""
-        self._evaluated_since_s += seconds
+        """Books an evaluation; it counts with the step that follows, since it is time between steps that is told of."""
+        if self._last_end is not None:
+            self._evaluated_since_s += seconds
 
     def flies(self, rounds: int) -> None:
         """Notes how many rounds are under way from here on."""
