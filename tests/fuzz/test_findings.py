@@ -157,10 +157,10 @@ def test_an_event_with_other_fields_than_it_has_is_not_understood(fields: dict[s
 def test_what_a_lost_worker_left_unsaid_is_told_though_its_successor_has_yet_to_step() -> None:
     log: list[events.Event] = []
     ledger = Ledger(log.append)
-    ledger.beat(0, 0, "a", dict(SAID[0]), 10.0)
-    ledger.beat(0, 0, "a", dict(SAID[0]) | {"progress": PROGRESS | {"steps": 2}}, 10.1)
+    ledger.beat(0, 0, dict(SAID[0]), 10.0)
+    ledger.beat(0, 0, dict(SAID[0]) | {"progress": PROGRESS | {"steps": 2}}, 10.1)
     ledger.lose(0)
-    ledger.beat(0, 1, "b", {"t": "beat", "a": 1, "landed": 0, "bytes": 0, "progress": {}}, 10.2)
+    ledger.beat(0, 1, {"t": "beat", "a": 1, "landed": 0, "bytes": 0, "progress": {}}, 10.2)
     assert [(event.steps, event.attempt) for event in log if isinstance(event, events.Progressed)] == [(1, 0), (2, 0)]
 
 

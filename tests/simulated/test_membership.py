@@ -62,6 +62,14 @@ def test_the_start_waits_for_every_worker() -> None:
     assert len(sent(members.tick(9.6), "prepare")) == 3
 
 
+def test_who_is_lost_before_its_first_heartbeat_has_its_host_told() -> None:
+    members = Membership(2, QUICK)
+    members.join(hello(), 0, 0.0)
+    (gone,) = members.lose(0, 0, "killed", 0.1)
+    assert isinstance(gone, Lost)
+    assert gone.host == "h"
+
+
 def test_the_start_goes_on_without_those_who_do_not_come() -> None:
     members = Membership(3, QUICK)
     members.join(hello(), 0, 0.0)

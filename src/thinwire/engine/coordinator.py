@@ -165,7 +165,7 @@ class Coordinator:
         self.membership.beat(header, worker, now)
         self._hub.send(worker, int(header["a"]), {"t": "pong"})
         seat = self.membership.seats[worker]
-        self.ledger.beat(worker, seat.attempt, seat.host, header, now)
+        self.ledger.beat(worker, seat.attempt, header, now)
 
     def _on_prepared(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         self._act(self.membership.prepared(header, worker, now))
@@ -267,7 +267,7 @@ class Coordinator:
             events.WorkerLost(
                 worker=lost.worker,
                 attempt=lost.attempt,
-                host=str(last.get("host", "?")),
+                host=lost.host,
                 reason=lost.reason,
                 steps=int(last.get("progress", {}).get("steps", 0)),
             )

@@ -36,13 +36,13 @@ class Ledger:
             )
         )
 
-    def beat(self, worker: int, attempt: int, host: str, header: Header, now: float) -> None:
+    def beat(self, worker: int, attempt: int, header: Header, now: float) -> None:
         """Books a heartbeat; once in a while it becomes an event."""
         progress = header.get("progress") or {}
         if not progress and worker in self._unsaid:  # a successor has yet to step: what was left unsaid is told now
             self._tell(worker)
         kept = progress or self.last.get(worker, {}).get("progress", {})  # a successor has yet to tell of any
-        self.last[worker] = {**header, "host": host, "progress": kept}
+        self.last[worker] = {**header, "progress": kept}
         self._gone.pop((worker, attempt), None)
         if not progress:
             return

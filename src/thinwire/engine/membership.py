@@ -28,6 +28,7 @@ class Lost(NamedTuple):
     worker: int
     attempt: int
     reason: str
+    host: str = "?"
 
 
 class Stalled(NamedTuple):
@@ -174,7 +175,7 @@ class Membership:
         self._changed_at = self._last_move = now
         self.groups.break_up(worker)
         fellows = [self.seats[w] for w in self.groups.fellows(worker) if w in self.seats]
-        return [Lost(worker, attempt, reason), *(Send(s.worker, s.attempt, {"t": "stand"}) for s in fellows)]
+        return [Lost(worker, attempt, reason, seat.host), *(Send(s.worker, s.attempt, {"t": "stand"}) for s in fellows)]
 
     def come_together(self, worker: int, meeting: int, now: float) -> None:
         """A group that met so many times has fallen apart, though all may be here: it is to meet once more."""
