@@ -201,7 +201,7 @@ SAID: tuple[dict[str, Any], ...] = (
     UPDATE,
     {"t": "get", "g": 1, "a": 0, "k": 0},
     {"t": "value", "g": 1, "a": 0, "k": 1},
-    {"t": "mark", "g": 1, "a": 0, "p": [1, 1], "n": {"publish": 1, "save": "x"}},
+    {"t": "mark", "g": 1, "a": 0, "p": [1, 1], "n": {"publish": 1, "save": 5}},
     {"t": "page", "g": 1, "a": 0, "k": 0, "p": [1, 1], "whole": False},
     {"t": "page", "g": 1, "a": 0, "k": 0, "p": [1, 1], "whole": True},
     {"t": "have", "g": 1, "a": 0, "p": [1, 1]},

@@ -45,7 +45,7 @@ class GroupPublisher(Publisher):
     def queue(self, number: int, steps: int, evaluate: bool, save: bool, stop: bool) -> None:
         """What the group has decided to publish: at once where there is one replica only, else with the next round."""
         note: dict[str, Any] = {"publish": number, "evaluate": evaluate}
-        note |= {"save": f"{number:06d}-step-{steps}"} if save else {}
+        note |= {"save": steps} if save else {}
         note |= {"stop": self.asked_to_stop or "asked to"} if stop else {}
         if not self._member.alone:
             self._queued.append(note)

@@ -84,7 +84,7 @@ def _or_empty(check: Check) -> Check:
     return lambda value: value is None or value == {} or check(value)
 
 
-def _save(value: Any) -> bool:
+def _checkpoint(value: Any) -> bool:
     return _text(value) and bool(_SAVE.fullmatch(value))
 
 
@@ -137,7 +137,7 @@ def _event_checks(kind: type[events.Event]) -> Mapping[str, Check]:
 
 
 _EVENTS = {name: _event_checks(kind) for name, kind in TOLD.items()}
-_EVENTS["checkpoint_failed"] = {**_EVENTS["checkpoint_failed"], "name": _save}
+_EVENTS["checkpoint_failed"] = {**_EVENTS["checkpoint_failed"], "name": _checkpoint}
 
 
 def _event(header: Any) -> bool:
@@ -172,7 +172,7 @@ _NOTE = _form(
     rows=_count,
     publish=_count,
     evaluate=_truth,
-    save=_maybe(_save),
+    save=_maybe(_count),
     stop=_maybe(_text),
     setting=is_setting,
     since=_count,
@@ -220,7 +220,7 @@ FORMS: dict[str, Check] = {
         | {"steps": _count, "done": _count}
     ),
     "caught": _form({"published": _count}),
-    "saved": _form({"name": _save, "steps": _count, "parts": _list(_A_PART)}),
+    "saved": _form({"name": _checkpoint, "steps": _count, "parts": _list(_A_PART)}),
     "finished": _form({}),
     "agreed": _form({}),
     "epoch": _form({"a": _count, "epoch": _count, "rows": _count}, loss=_maybe(_number)),

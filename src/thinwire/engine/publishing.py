@@ -29,6 +29,16 @@ AUTO_SAVE_S = 15.0
 RECALIBRATION_BATCHES = 16
 
 
+def name_of(number: int, steps: int) -> str:
+    """A checkpoint's name. Its number is the one under which all publish it, whatever was announced: the last
+    checkpoint of a run has the next number, and by their names the store tells what is older.
+
+    >>> name_of(3, 21)
+    '000003-step-21'
+    """
+    return f"{number:06d}-step-{steps}"
+
+
 class _Publication(NamedTuple):
     number: int
     model: Tensor
@@ -88,7 +98,7 @@ class Publisher:
         if evaluate or save or stop or note:
             note = (
                 {"publish": self.number + 1, "evaluate": evaluate or bool(note.get("evaluate"))}
-                | ({"save": self._name(self.number + 1)} if save or "save" in note else {})
+                | ({"save": self._worker.meter.steps} if save or "save" in note else {})
                 | ({"stop": self.asked_to_stop} if stop or "stop" in note else {})
             )
             self._announced[round] = note = self.announced.add(note)
@@ -118,12 +128,9 @@ class Publisher:
         if save:
             self._saved_steps, self._saved_at = steps, self._worker.time.now()
             if self._writer.busy:
-                self._writer.skip(self._name(self.number + 1))
+                self._writer.skip(name_of(self.number + 1, steps))
                 save = False
         return evaluate, save
-
-    def _name(self, number: int) -> str:
-        return f"{number:06d}-step-{self._worker.meter.steps}"
 
     # -- seeing -----------------------------------------------------------------------------------------------------
 
@@ -179,20 +186,22 @@ class Publisher:
             save = self._worker.plan.checkpoint_every is not None
         if evaluate or save:
             number = self.number + 1
-            name = self._name(number) if save else None
             model = self._vector()
             self._worker.joint.set_model(model)
-            self._publish(number, model, self._worker.joint.tree() if save else None, name, evaluate)
+            steps = self._worker.meter.steps if save else None
+            self._publish(number, model, self._worker.joint.tree() if save else None, steps, evaluate)
 
     def _vector(self) -> Tensor:
         found: Tensor = self._worker.replica.vector.detach().to("cpu", copy=True)
         return found
 
     def _publish(
-        self, number: int, model: Tensor, joint: dict[str, Any] | None, save: str | None, evaluate: bool
+        self, number: int, model: Tensor, joint: dict[str, Any] | None, steps: int | None, evaluate: bool
     ) -> None:
+        """Publishes a model under a number; with the steps of who announced it, it is saved too."""
         worker = self._worker
         self.number = max(self.number, number)
+        save = None if steps is None else name_of(number, int(steps))
         if save is not None:
             worker.guard.leave()  # what it learnt alone is no part of a checkpoint
             worker.replica.check()
