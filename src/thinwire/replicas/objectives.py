@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name every torch user knows
 from torch import Tensor
+from torch.optim import lr_scheduler
 
 from thinwire.errors import ConfigError, DataError, nearest
 from thinwire.replicas.searches import ConjugateGradient
@@ -144,25 +145,44 @@ class NamedOptimizer:
 
 
 SCHEDULERS = {
-    "cosine": torch.optim.lr_scheduler.CosineAnnealingLR,
-    "exponential": torch.optim.lr_scheduler.ExponentialLR,
-    "multistep": torch.optim.lr_scheduler.MultiStepLR,
-    "onecycle": torch.optim.lr_scheduler.OneCycleLR,
-    "plateau": torch.optim.lr_scheduler.ReduceLROnPlateau,
-    "step": torch.optim.lr_scheduler.StepLR,
+    "cosine": lr_scheduler.CosineAnnealingLR,
+    "exponential": lr_scheduler.ExponentialLR,
+    "multistep": lr_scheduler.MultiStepLR,
+    "onecycle": lr_scheduler.OneCycleLR,
+    "plateau": lr_scheduler.ReduceLROnPlateau,
+    "step": lr_scheduler.StepLR,
 }
 
 
-class NamedScheduler:
-    """A learning-rate scheduler by name with its settings, as a recipe gives it."""
+RISING = {"onecycle": "it rises by itself, for pct_start of its time", "plateau": "it follows evaluations"}
+"""Schedulers that take no warm-up, and why."""
 
-    def __init__(self, name: str, **settings: Any) -> None:
+
+class NamedScheduler:
+    """A learning-rate scheduler by name with its settings, as a recipe gives it.
+
+    Args:
+        name: one of `SCHEDULERS`.
+        warmup: steps or epochs, as the scheduler moves, in which the rate rises evenly to what the optimizer has; the
+            schedule begins after them.
+        settings: torch's own.
+    """
+
+    def __init__(self, name: str, *, warmup: int = 0, **settings: Any) -> None:
         if name not in SCHEDULERS:
             raise ConfigError(f"train.scheduler.name = {name!r} is not known. {nearest(name, SCHEDULERS)}")
-        self.name, self.settings = name, settings
+        if type(warmup) is not int or warmup < 0:
+            raise ConfigError(f"train.scheduler.warmup = {warmup!r} is not possible; use a whole number of 0 or more")
+        if warmup and name in RISING:
+            raise ConfigError(f"train.scheduler {name!r} takes no warmup: {RISING[name]}; leave it out")
+        self.name, self.warmup, self.settings = name, warmup, settings
 
     def __call__(self, optimizer: torch.optim.Optimizer) -> Any:
+        rise = None
+        if self.warmup:
+            rise = lr_scheduler.LinearLR(optimizer, start_factor=1 / (self.warmup + 1), total_iters=self.warmup)
         try:
-            return SCHEDULERS[self.name](optimizer, **self.settings)
+            made = SCHEDULERS[self.name](optimizer, **self.settings)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"train.scheduler {self.name!r} does not take {self.settings}: {error}") from error
+        return lr_scheduler.SequentialLR(optimizer, [rise, made], [self.warmup]) if rise else made

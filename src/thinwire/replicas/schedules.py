@@ -15,10 +15,10 @@ def plain(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def position(scheduler: Any, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What a newcomer needs; of a scheduler that holds other objects only the rate of now."""
-    state = None if scheduler is None else plain(scheduler.state_dict())
+    """What a newcomer needs; of a scheduler whose functions hold something only the rate of now."""
+    state = None if scheduler is None else _moving(scheduler.state_dict())
     rates = [float(group["lr"]) for group in optimizer.param_groups]
-    return {"scheduler": copy.deepcopy(state) if _travels(state) else None, "rates": rates}
+    return {"scheduler": copy.deepcopy(state), "rates": rates}
 
 
 def go_on(scheduler: Any, optimizer: torch.optim.Optimizer, tree: dict[str, Any]) -> None:
@@ -29,6 +29,32 @@ def go_on(scheduler: Any, optimizer: torch.optim.Optimizer, tree: dict[str, Any]
         scheduler.load_state_dict(tree["scheduler"])
     for group, rate in zip(optimizer.param_groups, tree["rates"], strict=True):
         group["lr"] = rate
+
+
+def follow(scheduler: Any, group: dict[str, Any], index: int, *, before: float, now: float) -> None:
+    """Gives a group of an optimizer another rate than it began with: the one it would have, had it begun with this."""
+    group["lr"] = group["lr"] * now / before if before and scheduler is not None else now
+    if "initial_lr" in group:
+        group["initial_lr"] = now
+    for one in getattr(scheduler, "_schedulers", [scheduler]):  # several, where they follow one another
+        if hasattr(one, "base_lrs"):
+            one.base_lrs[index] = now
+
+
+def _moving(state: dict[str, Any]) -> dict[str, Any] | None:
+    """What of a state can be sent; the rest are settings, which the factory makes again, or functions: None then."""
+    found: dict[str, Any] = {}
+    for name, value in plain(state).items():
+        if name == "_schedulers":
+            parts = [_moving(one) for one in value]
+            if None in parts:
+                return None
+            found[name] = parts
+        elif _travels(value):
+            found[name] = value
+        elif name == "lr_lambdas":
+            return None
+    return found
 
 
 def _travels(value: Any) -> bool:

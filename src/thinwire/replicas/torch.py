@@ -29,7 +29,7 @@ from thinwire.replicas.objectives import (
     metrics_of,
 )
 from thinwire.replicas.owed import Owed, diverged
-from thinwire.replicas.schedules import go_on, plain, position
+from thinwire.replicas.schedules import follow, go_on, plain, position
 from thinwire.replicas.searches import needs_closure
 
 
@@ -353,11 +353,9 @@ class TorchReplica:
             self.scheduler.load_state_dict(tree["scheduler"])
         for index, (now, then) in enumerate(zip(self._asked_for, tree["asked_for"], strict=True)):
             group = self.optimizer.param_groups[index]
-            group.update({k: v for k, v in now.items() if v != then.get(k)})
-            if now.get("lr") != then.get("lr") and "initial_lr" in group:
-                group["initial_lr"] = now["lr"]
-                if self.scheduler is not None and hasattr(self.scheduler, "base_lrs"):
-                    self.scheduler.base_lrs[index] = now["lr"]
+            group.update({k: v for k, v in now.items() if k != "lr" and v != then.get(k)})
+            if now.get("lr") != then.get("lr"):
+                follow(self.scheduler, group, index, before=then["lr"], now=now["lr"])
 
     def _seed(self, worker: int) -> None:
         """Each worker draws its own dropout and augmentation; worker 0 draws what a plain run would."""
