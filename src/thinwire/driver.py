@@ -177,7 +177,8 @@ class Run:
         written = tuple(Part(p["name"], int(p["size_bytes"]), p["digest"]) for p in parts)
         self._store.commit(Manifest(name=name, step=step, parts=written, meta=meta))
         try:
-            self._store.prune(KEEP_CHECKPOINTS, () if name.endswith(FINAL) else self._needed)
+            last = f"{name.split('-')[0]}-{FINAL}"  # may be being written already, and its name sorts before this
+            self._store.prune(KEEP_CHECKPOINTS, () if name == last else (*self._needed, last))
         except CheckpointError as error:  # the new one is whole for all that
             _logger.warning("older checkpoints are left: %s", error)
         return sum(p.size_bytes for p in written)

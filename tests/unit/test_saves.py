@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from thinwire import events
+from thinwire.checkpoint import CheckpointStore
+from thinwire.driver import Run
+from thinwire.engine.group_publishing import GroupPublisher
+from thinwire.engine.outcome import Outcome
 from thinwire.engine.saves import Saves
 from thinwire.errors import CheckpointError
 
@@ -77,3 +85,46 @@ def test_at_the_end_a_store_has_so_long_and_no_longer(store: Store, saves: Saves
     assert isinstance(late, events.CheckpointFailed)
     assert "the store is slow" in late.reason
     assert isinstance(saved, events.CheckpointSaved)
+
+
+@pytest.mark.parametrize(
+    ("saved", "failed", "told"),
+    [
+        ("000003-step-21", "000003-final", True),
+        ("000003-step-21", "000004-step-30", True),
+        ("000003-final", "000003-step-21", False),
+        ("000003-step-21", "000003-step-18", False),
+        ("000003-step-21", "000003-step-24", False),
+    ],
+)
+def test_a_last_checkpoint_that_failed_is_told_of_whatever_was_saved_beside_it(
+    saved: str, failed: str, told: bool
+) -> None:
+    """One that was never begun has the next one's number; the last has what it has."""
+    outcome = Outcome()
+    outcome.heed(events.CheckpointSaved(name=saved, steps=21, size_bytes=1))
+    outcome.heed(events.CheckpointFailed(name=failed, reason="no room"))
+    assert (outcome.unsaved is not None) == told
+
+
+def test_lanes_that_count_differently_save_under_one_name() -> None:
+    """A group that was lost had announced a publication in one lane only: numbers differ there from then on."""
+    names = []
+    for number in (5, 4):
+        lane: Any = GroupPublisher.__new__(GroupPublisher)
+        lane.number = number
+        lane._publish = lambda number, model, joint, save, evaluate: names.append(save)
+        lane.take_up({"publish": 6, "save": 20, "evaluate": True}, torch.zeros(1), None)
+    assert names == ["000006-step-20"] * 2
+
+
+def test_what_is_written_of_the_last_checkpoint_stays_when_one_of_its_number_is_committed(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    part = store.write_part("000003-step-21", "joint", {"x": torch.zeros(1)})
+    last = store.write_part("000003-final", "joint", {"x": torch.ones(1)})
+    run: Any = SimpleNamespace(_store=store, _needed=())
+    Run._commit(run, "000003-step-21", 21, [asdict(part)], {})
+    Run._commit(run, "000003-final", 24, [asdict(last)], {})
+    newest = store.latest()
+    assert newest is not None
+    assert newest.name == "000003-final"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from thinwire.engine.outcome import name_of
 from thinwire.engine.publishing import Publisher
 from thinwire.engine.signals import Missed, Published
 
@@ -55,7 +56,11 @@ class GroupPublisher(Publisher):
         model = self._vector()
         self._member.joint.set_model(model)
         if evaluate or save:
-            self._publish(number, model, self._member.joint.tree() if save else None, note.get("save"), evaluate)
+            name = name_of(number, steps) if save else None
+            self._publish(number, model, self._member.joint.tree() if save else None, name, evaluate)
+
+    def _shown(self, number: int, note: dict[str, Any]) -> int:
+        return int(note["publish"])  # lanes may count differently, where the group that announced it was lost
 
     def resume(self) -> None:
         return  # at the group's next meeting

@@ -81,7 +81,8 @@ class Outcome:
     def unsaved(self) -> str | None:
         """Why the newest checkpoint could not be written; None where it was."""
         newest = max(self.unwritten, key=order_of, default="")
-        if order_of(newest)[:1] <= order_of(self.checkpoint or "")[:1]:  # one never begun has the next one's number
+        compared = None if newest.endswith(FINAL) else 1  # one never begun has the next one's number
+        if order_of(newest)[:compared] <= order_of(self.checkpoint or "")[:compared]:
             return None
         return f"checkpoint {newest} was not saved: {self.unwritten[newest]}"
 
@@ -100,6 +101,15 @@ class Outcome:
             f". The last good checkpoint is {self.checkpoint}: resume from it with a smaller learning "
             "rate or gradient clipping."
         )
+
+
+def name_of(number: int, steps: int) -> str:
+    """A checkpoint's name. Its number is that under which all publish it: the last one has the next number.
+
+    >>> name_of(3, 21)
+    '000003-step-21'
+    """
+    return f"{number:06d}-step-{steps}"
 
 
 def order_of(checkpoint: str) -> list[int]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from thinwire.engine.announced import Announced
 from thinwire.engine.joint_buffers import JointBuffers
+from thinwire.engine.outcome import name_of
 from thinwire.engine.ports import FINAL
 from thinwire.engine.resuming import newcomers, worker_tree
 from thinwire.engine.signals import Landed, Missed, Published
@@ -27,16 +28,6 @@ RESULT_CHUNK_BYTES = 256 << 10
 """Small enough to be heard of on a slow link before its sender passes for lost."""
 AUTO_SAVE_S = 15.0
 RECALIBRATION_BATCHES = 16
-
-
-def name_of(number: int, steps: int) -> str:
-    """A checkpoint's name. Its number is the one under which all publish it, whatever was announced: the last
-    checkpoint of a run has the next number, and by their names the store tells what is older.
-
-    >>> name_of(3, 21)
-    '000003-step-21'
-    """
-    return f"{number:06d}-step-{steps}"
 
 
 class _Publication(NamedTuple):
@@ -175,7 +166,13 @@ class Publisher:
         """Publishes a model that every worker has the same copy of."""
         if "stop" in note:
             self._worker.stop()
-        self._publish(self.number + 1, model, joint, note.get("save"), bool(note.get("evaluate")))
+        number, steps = self.number + 1, note.get("save")
+        save = None if steps is None else name_of(self._shown(number, note), int(steps))
+        self._publish(number, model, joint, save, bool(note.get("evaluate")))
+
+    def _shown(self, number: int, note: dict[str, Any]) -> int:
+        """The number in a checkpoint's name, which all workers that save it agree on."""
+        return number
 
     def publish_alone(self) -> None:
         """The only worker publishes when it is due, with no round to wait for."""
@@ -188,20 +185,18 @@ class Publisher:
             number = self.number + 1
             model = self._vector()
             self._worker.joint.set_model(model)
-            steps = self._worker.meter.steps if save else None
-            self._publish(number, model, self._worker.joint.tree() if save else None, steps, evaluate)
+            name = name_of(number, self._worker.meter.steps) if save else None
+            self._publish(number, model, self._worker.joint.tree() if save else None, name, evaluate)
 
     def _vector(self) -> Tensor:
         found: Tensor = self._worker.replica.vector.detach().to("cpu", copy=True)
         return found
 
     def _publish(
-        self, number: int, model: Tensor, joint: dict[str, Any] | None, steps: int | None, evaluate: bool
+        self, number: int, model: Tensor, joint: dict[str, Any] | None, save: str | None, evaluate: bool
     ) -> None:
-        """Publishes a model under a number; with the steps of who announced it, it is saved too."""
         worker = self._worker
         self.number = max(self.number, number)
-        save = None if steps is None else name_of(number, int(steps))
         if save is not None:
             worker.guard.leave()  # what it learnt alone is no part of a checkpoint
             worker.replica.check()

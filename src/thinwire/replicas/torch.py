@@ -29,7 +29,7 @@ from thinwire.replicas.objectives import (
     metrics_of,
 )
 from thinwire.replicas.owed import Owed, diverged
-from thinwire.replicas.schedules import follow, go_on, plain, position
+from thinwire.replicas.schedules import Asked, begun, go_on, plain, position, resume
 from thinwire.replicas.searches import needs_closure
 
 
@@ -340,22 +340,20 @@ class TorchReplica:
 
     def schedule(self) -> dict[str, Any]:
         """Where the learning rate's schedule is, for a replica that joins late."""
-        return position(self.scheduler, self.optimizer)
+        return position(self.scheduler, self.optimizer, _rates(self._asked_for))
 
     def load_schedule(self, tree: dict[str, Any]) -> None:
         """Goes on at another replica's learning rate; without a schedule it is the same anyway."""
-        go_on(self.scheduler, self.optimizer, tree)
+        go_on(self.scheduler, self.optimizer, tree, _rates(self._asked_for))
 
     def load_learning(self, tree: dict[str, Any]) -> None:
         """Goes on with a saved state, but with the settings that were changed since: a smaller learning rate, say."""
+        first = begun(self.optimizer)
         self.optimizer.load_state_dict(tree["optimizer"])
-        if self.scheduler is not None and tree["scheduler"] is not None:
-            self.scheduler.load_state_dict(tree["scheduler"])
-        for index, (now, then) in enumerate(zip(self._asked_for, tree["asked_for"], strict=True)):
-            group = self.optimizer.param_groups[index]
+        for group, now, then in zip(self.optimizer.param_groups, self._asked_for, tree["asked_for"], strict=True):
             group.update({k: v for k, v in now.items() if k != "lr" and v != then.get(k)})
-            if now.get("lr") != then.get("lr"):
-                follow(self.scheduler, group, index, before=then["lr"], now=now["lr"])
+        rates = {"then": _rates(tree["asked_for"]), "now": _rates(self._asked_for)}
+        resume(self.scheduler, self.optimizer, tree["scheduler"], first=first, **rates)
 
     def _seed(self, worker: int) -> None:
         """Each worker draws its own dropout and augmentation; worker 0 draws what a plain run would."""
@@ -389,3 +387,7 @@ def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """An optimizer's plain settings as they were asked for, group by group."""
     kinds = (bool, int, float, str)
     return [{k: v for k, v in g.items() if isinstance(v, kinds)} for g in optimizer.param_groups]
+
+
+def _rates(settings: list[dict[str, Any]]) -> Asked:
+    return [group.get("lr") for group in settings]
