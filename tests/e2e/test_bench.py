@@ -4,6 +4,8 @@ import sys
 
 import pytest
 
+from thinwire.bench import BENCHES
+
 
 def bench(*words: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "thinwire.cli.main", "bench", *words]
@@ -30,3 +32,8 @@ def test_a_name_that_is_none_is_refused_with_the_nearest():
     done = bench("overheat")
     assert done.returncode == 2
     assert "Did you mean 'overhead'?" in done.stderr
+
+
+def test_the_help_names_them_all() -> None:
+    told = bench("--help").stdout
+    assert [name for name in (*BENCHES, "suite") if name not in told] == []

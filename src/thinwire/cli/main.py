@@ -75,8 +75,8 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "name",
         metavar="NAME",
-        help="comparison, dashboard, exchange, forecast, ingest, overhead, placement, predict, table, wire, or suite: "
-        "all of them",
+        help="comparison, dashboard, deaths, exchange, forecast, ingest, overhead, placement, predict, table, wire, or "
+        "suite: all of them",
     )
     bench.add_argument("--json", action="store_true", help="print the result as JSON, as the last line")
     bench.add_argument("--quick", action="store_true", help="a shorter run with noisier numbers")
