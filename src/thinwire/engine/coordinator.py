@@ -330,6 +330,8 @@ class Coordinator:
         """The run ends without these, whose group is not whole."""
         for worker in workers:
             seat = self.membership.seats.pop(worker)
+            if worker not in self._finished | self._absent.done:
+                self._absent.since.setdefault(worker, self._time.now())
             self._gone.add((worker, seat.attempt))
             self._hub.send(worker, seat.attempt, {"t": "leave", "why": "the run is ending", "done": True})
 

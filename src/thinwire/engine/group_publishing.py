@@ -1,17 +1,67 @@
 """Publications of replicas that span several workers: members announce them along their lanes, and see them through
 together when all of them hold the same one.
+
+A publication's number is that of its announcement, so that lanes agree on it. When the group that announced one is
+lost, some lanes may have heard of it and others not; the members find that out when they meet, and drop it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import enum
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from thinwire.engine.outcome import name_of
+from torch import Tensor
+
+from thinwire.engine.outcome import name_of, order_of
 from thinwire.engine.publishing import Publisher
 from thinwire.engine.signals import Missed, Published
 
 if TYPE_CHECKING:
     from thinwire.engine.grouped import GroupWorker
+
+
+class Held(NamedTuple):
+    """What one member says of publications at a meeting."""
+
+    heard: float
+    """The number of the last one that it has heard of."""
+    pending: float
+    """The number of the first one that it has yet to see through; 0 for none."""
+    ready: float
+    """Whether it could see that one through now."""
+    evaluates: float
+    saves: float
+    """The steps in the checkpoint's name; below 0 for none."""
+
+
+class Agreed(enum.Enum):
+    """What members do next about publications."""
+
+    NOTHING = "no member holds one"
+    WAIT = "all hold the same one, and not all are ready"
+    SEE_THROUGH = "all hold the same one, and are ready"
+    UNHEARD = "some hold one that others may still hear of"
+    DROP = "some hold one that others never will hear of"
+
+
+def agree(told: Sequence[Held]) -> tuple[Agreed, int]:
+    """What to do next, and with which publication; the same on all members, since all are told the same.
+
+    >>> agree([Held(3, 3, 1, 1, -1), Held(3, 3, 0, 1, -1)])
+    (<Agreed.WAIT: 'all hold the same one, and not all are ready'>, 3)
+    >>> agree([Held(3, 3, 1, 1, -1), Held(2, 0, 0, 0, -1)])
+    (<Agreed.UNHEARD: 'some hold one that others may still hear of'>, 3)
+    >>> agree([Held(4, 3, 1, 1, -1), Held(4, 4, 1, 1, -1)])
+    (<Agreed.DROP: 'some hold one that others never will hear of'>, 3)
+    """
+    first = min((int(said.pending) for said in told if said.pending), default=0)
+    if not first:
+        return Agreed.NOTHING, 0
+    lacking = [said for said in told if said.pending != first]
+    if not lacking:
+        return (Agreed.SEE_THROUGH if all(said.ready for said in told) else Agreed.WAIT), first
+    return (Agreed.DROP if all(said.heard >= first for said in lacking) else Agreed.UNHEARD), first
 
 
 class GroupPublisher(Publisher):
@@ -24,6 +74,8 @@ class GroupPublisher(Publisher):
         self.joint_name = "joint" if not self.part else f"joint-{self.part}"
         self._queued: list[dict[str, Any]] = []
         self._over = 0
+        self._ready: tuple[int, dict[str, Tensor] | None] = (0, None)
+        """The publication that this member last spoke of, and the buffers that it said it had for it."""
 
     def note(self, round: int) -> dict[str, Any]:
         note, self._again = self._again, {}
@@ -35,8 +87,9 @@ class GroupPublisher(Publisher):
 
     @property
     def said(self) -> int:
-        """Publications heard of, announced or about to be."""
-        return self.number + len(self._announced) + len(self._queued) + bool(self._again)
+        """The last publication heard of, announced or about to be."""
+        notes = [*self._announced.values(), *self._queued, *([self._again] if self._again else [])]
+        return max([self.number, *(int(note["publish"]) for note in notes)])
 
     def hear(self, signal: Published | Missed) -> None:
         super().hear(signal)
@@ -59,8 +112,14 @@ class GroupPublisher(Publisher):
             name = name_of(number, steps) if save else None
             self._publish(number, model, self._member.joint.tree() if save else None, name, evaluate)
 
-    def _shown(self, number: int, note: dict[str, Any]) -> int:
-        return int(note["publish"])  # lanes may count differently, where the group that announced it was lost
+    def take_up(self, note: dict[str, Any], model: Tensor, joint: dict[str, Any] | None) -> None:
+        """Takes up a publication under its announced number; one that two groups announced is taken up once."""
+        if "stop" in note:
+            self._worker.stop()
+        number, steps = int(note["publish"]), note.get("save")
+        if number > self.number:
+            save = None if steps is None else name_of(number, int(steps))
+            self._publish(number, model, joint, save, bool(note.get("evaluate")))
 
     def resume(self) -> None:
         return  # at the group's next meeting
@@ -72,23 +131,32 @@ class GroupPublisher(Publisher):
         return number > self._over
 
     @property
-    def ready(self) -> int:
-        """The last publication that this member could see through."""
-        last = self._pending[0].number - 1 if self._pending else self.number
-        for publication in self._pending:
-            if self._buffers.get(f"buffers:{publication.number}") is None:
-                break
-            last = publication.number
-        return last
+    def held(self) -> Held:
+        """What this member says at a meeting."""
+        if not self._pending:
+            return Held(self.number, 0, 0, 0, -1)
+        first = self._pending[0]
+        if first.number != self._ready[0] or self._ready[1] is None:
+            self._ready = (first.number, self._buffers.get(f"buffers:{first.number}"))
+        ready = self._ready[1] is not None
+        steps = -1 if first.save is None else order_of(first.save)[1]
+        return Held(self.number, first.number, ready, first.evaluate, steps)
 
-    def finish(self, last: int) -> None:
-        """Sees publications through, together with the group."""
-        while self._pending and self._pending[0].number <= last:
+    def act(self, told: Sequence[Held]) -> Agreed:
+        """Does what the members agree on; together, since evaluating takes all of them."""
+        what, number = agree(told)
+        if what is Agreed.SEE_THROUGH:
             publication = self._pending.pop(0)
-            buffers = self._buffers.get(f"buffers:{publication.number}")
+            evaluate = any(said.evaluates for said in told)  # two groups may have announced it, each for its own reason
+            alike = len({said.saves for said in told}) == 1
+            publication = publication._replace(evaluate=evaluate, save=publication.save if alike else None)
+            buffers = self._ready[1]
             assert buffers is not None
             self._finish(publication, buffers)
-            super()._await_verdict(publication.number, publication.evaluate)
+            super()._await_verdict(number, evaluate)
+        elif what is Agreed.DROP and self._pending and self._pending[0].number == number:
+            self._buffers.drop(f"buffers:{self._pending.pop(0).number}")
+        return what
 
     def pass_over(self, last: int) -> None:
         """Publications up to this one were before the group came together."""
@@ -98,9 +166,13 @@ class GroupPublisher(Publisher):
         self._queued, self._again = [], {}
 
     def _clear(self) -> None:
-        patience_s = self._worker.plan.deadlines.conclude_s
-        self._worker.wait(lambda: self.ready >= self.number or not self._pending, "the last publications", patience_s)
-        told = self._member.replica.crew.tell([self.number])
-        self.finish(int(min(each[0] for each in told)))
+        """The run is over: what only some lanes have heard of by now is dropped."""
+        worker, crew = self._worker, self._member.replica.crew
+        deadline = worker.time.now() + worker.plan.deadlines.conclude_s
+        while True:
+            told = [Held(*each) for each in crew.tell(self.held)]
+            if self.act(told) in (Agreed.NOTHING, Agreed.UNHEARD):
+                break
+            self._member.idle(deadline, "the last publications")
         self._pending = []
-        self.number = int(max(each[0] for each in told))  # one that only some lanes heard of is nobody's
+        self.number = int(max(said.heard for said in told))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from thinwire.engine.group_publishing import GroupPublisher
+from thinwire.engine.group_publishing import Agreed, GroupPublisher, Held
 from thinwire.engine.signals import Formed, GroupBrokenError, Landed, Signal
 from thinwire.engine.worker import REPORT_S, Worker
 from thinwire.errors import LostWorkersError, TimedOutError
@@ -30,25 +30,31 @@ class Said(NamedTuple):
 
     has_rows: float
     stops: float
+    heard: float
+    pending: float
     ready: float
-    """The last publication that it could see through."""
-    taken_up: float
-    """The last that it has taken up."""
+    evaluates: float
+    saves: float
+    """These five are `Held`."""
     rows: float
     """Done so far."""
     asked_by: float
     """The group of the peer that asks for the joint state; below 0 for none."""
     concludes: float
-    held: float
-    """Steps of others that it has yet to take."""
+    others_steps: float
+    """Steps of other groups that it has yet to take."""
     generation: float
     """The newest that it has heard of."""
     number: float
-    """Publications it has heard of, or said; what follows is the first member's to decide."""
+    """The last publication that it has heard of or is about to announce; what follows the first member decides."""
     launch: float
     evaluate: float
     save: float
     stop: float
+
+    @property
+    def held(self) -> Held:
+        return Held(self.heard, self.pending, self.ready, self.evaluates, self.saves)
 
 
 class GroupWorker(Worker):
@@ -62,7 +68,8 @@ class GroupWorker(Worker):
         self._crew = self.replica.crew
         self._first = self.plan.worker % self.plan.group_size == 0
         self._call: dict[str, Any] | None = None
-        self._meeting = 0
+        self._meeting = self._met = 0
+        """The newest meeting of its group that it has heard of, and the last one that it was at."""
         self._apart, self._again, self._together = True, False, False
         self._owes = self._idle = self._caught_up = False
         self._of_group = self._in_step = 0
@@ -127,10 +134,16 @@ class GroupWorker(Worker):
         self._owes = self._finished = False
         self.mean_gradient = None
         self._held = []
-        self.exchange.follow(0)
-        if self.strategy.replicated:  # an update may have been made on some members and not on others
-            self.exchange.estrange()
-        self.say("apart", n=self._meeting, why=str(why))
+        # Other groups may wait in a round for this worker, and its own group for a joint state that they have:
+        # 1. worker 0 of group A waits in a round for worker 2 of group B, whose fellow 3 was replaced
+        # 2. worker 2 waits for worker 3, which waits for the joint state of worker 1
+        # 3. worker 1 gives it when it meets worker 0
+        self.exchange.follow(math.inf if self._barrier else 0)
+        if self.strategy.replicated:
+            self._snapshots.clear()  # what lands from now on is a step of others
+            if self.adopted < self.landed:  # a mean has come that this worker has not stepped on
+                self.exchange.estrange()
+        self.say("apart", n=self._met, why=str(why))  # of a newer meeting nothing is known yet: it may well succeed
 
     @property
     def _new(self) -> bool:
@@ -145,6 +158,7 @@ class GroupWorker(Worker):
         self.wait(lambda: self._call is not None, "its group to come together", patience)
         assert self._call is not None
         call, self._call = self._call, None
+        self._met = int(call["n"])
         group = self.plan.worker // self.plan.group_size
         patience = PATIENCE * self.plan.deadlines.silence_s
         self._crew.form(str(call["at"]), f"group-{group}-{call['n']}", patience)
@@ -172,15 +186,36 @@ class GroupWorker(Worker):
         self.publisher.pass_over(over)
         if self._again or self._caught_up:
             self.say("caught", published=over)
-        while self._barrier:
-            landed = [int(each[0]) for each in self._crew.tell([self.landed])]
-            if min(landed) == max(landed):
-                break
-            if self.strategy.replicated:
-                raise GroupBrokenError("its members were given joint states of different rounds")
-            if self.landed < max(landed):
-                self.exchange.follow(max(landed))
-                self.wait(lambda: self.landed >= max(landed), "rounds", self.plan.deadlines.round_s)  # noqa: B023
+        if self._barrier:
+            self._align_rounds()
+
+    def _align_rounds(self) -> None:
+        """Members stop following rounds of other groups where all have landed equally many.
+
+        Those behind catch up first. Where nobody is left to launch the round that they lack, lanes stay apart by one:
+        each lane counts its rounds by itself, and part of the model has missed one step.
+        """
+        until = self.time.now() + self.plan.deadlines.silence_s
+        while True:
+            self._stop_following()
+            told = self._listen([self.landed, self.time.now() > until])
+            most = int(max(landed for landed, _ in told))
+            if all(landed == most for landed, _ in told) or any(late for _, late in told):
+                return
+            if self.landed < most:
+                self.exchange.follow(most)
+                while self.landed < most and self.time.now() <= until:
+                    self._take_signals(0.1)
+
+    def _stop_following(self) -> None:
+        """Follows no further round, and waits until those that it has followed have landed."""
+        last = -1
+        while last != self.exchange.next_round:
+            last = self.exchange.next_round
+            self.exchange.follow(last)
+            until = lambda last=last: self.exchange.follows_until == last  # noqa: E731
+            self.wait(until, "its exchange", self.plan.deadlines.round_s)
+        self.wait(lambda: self.landed >= last, "rounds", self.plan.deadlines.round_s)
 
     def _listen(self, said: list[float]) -> list[list[float]]:
         """What members say who may still wait for a joint state, while peers may ask for this one's."""
@@ -205,23 +240,25 @@ class GroupWorker(Worker):
             self._idle = batch is None
             self._step(self.replica.spare if batch is None else batch)
         if self._barrier:
-            self._see_through(last=True)
+            self._see_through()
 
-    def _see_through(self, *, last: bool = False) -> None:
-        """Sees publications through that all have taken up, or at the end any: others go into no round before."""
+    def _see_through(self) -> None:
+        """Sees publications through that all members hold: other groups go into no round before."""
         deadline = self.time.now() + self.plan.deadlines.conclude_s
         while True:
-            self._take_signals(IDLE_S)
-            if self.time.now() > deadline:
-                raise TimedOutError(
-                    f"worker {self.plan.worker} waited {self.plan.deadlines.conclude_s:.0f} s for evaluations to end; "
-                    "look for a worker that hangs, or raise the deadline conclude_s"
-                )
-            told = self._crew.tell([self.publisher.ready, self.publisher.number])
-            ready, taken_up = [pair[0] for pair in told], [pair[1] for pair in told]
-            self.publisher.finish(int(min(ready)))
-            if len({*ready, *taken_up}) == 1 if last else min(ready) >= min(taken_up):
+            self.idle(deadline, "evaluations to end")
+            told = [Held(*each) for each in self._crew.tell(self.publisher.held)]
+            if self.publisher.act(told) in (Agreed.NOTHING, Agreed.UNHEARD):
                 return
+
+    def idle(self, deadline: float, what: str) -> None:
+        """Takes signals for a moment; raises TimedOutError when the deadline has passed."""
+        self._take_signals(IDLE_S)
+        if self.time.now() > deadline:
+            raise TimedOutError(
+                f"worker {self.plan.worker} waited {self.plan.deadlines.conclude_s:.0f} s for {what}; "
+                "look for a worker that hangs, or raise the deadline conclude_s"
+            )
 
     def _words(self, batch: Any | None = None, *, decides: bool = True) -> Said:
         launch, what = False, (False, False, False)
@@ -235,12 +272,11 @@ class GroupWorker(Worker):
         return Said(
             has_rows=batch is not None,
             stops=self._stopping,
-            ready=self.publisher.ready,
-            taken_up=self.publisher.number,
+            **self.publisher.held._asdict(),
             rows=self.meter.rows,
             asked_by=next(iter(asked)) // self.plan.group_size if asked else -1,
             concludes="conclude" in self.told,
-            held=len(self._held),
+            others_steps=len(self._held),
             generation=self._news[-1].generation if self._news else self.generation,
             number=self.publisher.said,
             launch=launch,
@@ -256,26 +292,26 @@ class GroupWorker(Worker):
         self._of_group = int(sum(said.rows for said in told))
         self._give(told)
         if first.evaluate or first.save or first.stop:
-            number = int(first.number) + 1
+            number = int(max(said.number for said in told)) + 1
             self.publisher.queue(number, self.meter.steps, bool(first.evaluate), bool(first.save), bool(first.stop))
-        held = int(min(said.held for said in told))
-        for _ in range(held):
+        others_steps = int(min(said.others_steps for said in told))
+        for _ in range(others_steps):
             super()._land(self._held.pop(0))
-        ready = int(min(said.ready for said in told))
-        if self._barrier:  # first of all: the verdict that others wait for needs this group's part
-            self.publisher.finish(ready)
-            if held or ready < min(said.taken_up for said in told):
-                self._see_through()
+        if self._barrier and (others_steps or any(said.pending for said in told)):
+            self._see_through()  # before a round is launched: the verdict that others wait for needs this group's part
         self._owes = self._owes or bool(first.launch)
         if self._owes and not self.alone:
             behind = self.exchange.next_round >= self.adopted + self.strategy.in_flight
             if not self._needs_state and not behind:
                 self._owes = False
-                self._launch(self.replica.vector)
-        self.publisher.finish(ready)
+                contributed = max((steps for steps, _ in self.shares.values()), default=-1)
+                if not self._async or self.meter.steps > contributed:  # the first decides by its own steps
+                    self._launch(self.replica.vector)
+        if not self._barrier:
+            self.publisher.act([said.held for said in told])
 
     def _land(self, landed: Landed) -> None:
-        if self.strategy.replicated and landed.round not in self._snapshots and not self._apart:
+        if self.strategy.replicated and landed.round not in self._snapshots and self._meets:
             self._held.append(landed)
         else:
             super()._land(landed)
@@ -297,7 +333,9 @@ class GroupWorker(Worker):
         return self._barrier
 
     def _consider_round(self) -> None:
-        """Members decide on rounds when they meet. What the step put off is taken up before, so that all say so there:
+        """Takes up what the step put off; members decide on rounds when they meet, and say there what they hold.
+
+        Why before they meet:
 
         1. group A lands a round with a publication in its last step, group B in a step that is not its last
         2. A takes it up, and waits for the verdict, which needs B's evaluation
@@ -335,7 +373,7 @@ class GroupWorker(Worker):
             self._act(told)
             if self._async and self.lead:
                 self.exchange.announce(self._account() | self.publisher.note(-1))
-            if all(said.concludes and not said.held for said in told):
+            if all(said.concludes and not said.others_steps for said in told):
                 self._meets = False
                 self._begin_generations(math.inf)
                 return

@@ -32,7 +32,8 @@ class Handover:
         Joint state, buffers and publications must be of one round, or the peer would miss a publication whose round is
         merged here but still waits to be taken up.
         """
-        if not self.asked:
+        now = {peer: asked for peer, asked in self.asked.items() if asked <= self._worker.generation}
+        if not now:  # or of a generation that this worker's group has yet to begin: until then its replica may change
             return
         joint = self._worker.joint
         with joint.lock:
@@ -41,10 +42,10 @@ class Handover:
             tree = self._tree()
         worker, model = self._worker, tree["joint"]["state"][:1]
         digest = worker.replica.parameters.digest(*model)
-        for peer, generation in self.asked.items():
+        for peer, generation in now.items():
             worker.exchange.donate(peer, tree, generation)
             worker.event("handed_over", worker=worker.plan.worker, peer=peer, landed=adopted, digest=digest)
-        self.asked = {}
+            del self.asked[peer]
 
     def take(self, caught: Caught, over: list[tuple[Fragment, Snapshot | None]], *, newcomer: bool) -> None:
         """Takes the joint state over: a newcomer starts from it, a worker that fell behind keeps its own steps.

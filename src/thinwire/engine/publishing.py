@@ -167,12 +167,8 @@ class Publisher:
         if "stop" in note:
             self._worker.stop()
         number, steps = self.number + 1, note.get("save")
-        save = None if steps is None else name_of(self._shown(number, note), int(steps))
+        save = None if steps is None else name_of(number, int(steps))
         self._publish(number, model, joint, save, bool(note.get("evaluate")))
-
-    def _shown(self, number: int, note: dict[str, Any]) -> int:
-        """The number in a checkpoint's name, which all workers that save it agree on."""
-        return number
 
     def publish_alone(self) -> None:
         """The only worker publishes when it is due, with no round to wait for."""

@@ -119,6 +119,11 @@ class Peer:
         """Takes part in rounds before this one without contributing."""
         self.member.command(lambda: self.member.follow(until))
 
+    @property
+    def follows_until(self) -> float:
+        """The round before which it takes part in others' rounds; as the exchange thread has it."""
+        return self.member.follows_until
+
     def estrange(self) -> None:
         """What the replica has is not what the joint state says: it has to be handed over anew."""
         self.member.command(self.member.estrange)

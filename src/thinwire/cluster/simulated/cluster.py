@@ -6,7 +6,7 @@ import functools
 import math
 import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -21,6 +21,8 @@ from thinwire.cluster.simulated.weather import Weather
 from thinwire.engine.deadlines import Deadlines
 from thinwire.engine.ports import Exit, Hub, Wire
 from thinwire.errors import ConfigError, nearest
+from thinwire.placement import GroupReplica
+from thinwire.replicas import TorchReplica
 from thinwire.rules.period import Link
 from thinwire.units import rate_bytes
 
@@ -159,8 +161,8 @@ class SimulatedSite:
             seed=cluster.seed,
         )
         self.lab = Lab(self.time, steps, cluster.workers)
-        self.replica = self.lab.replica
-        self.part = self.lab.part
+        self.replica: Callable[..., TorchReplica] = self.lab.replica
+        self.part: Callable[..., GroupReplica] = self.lab.part
         self._weather = Weather(cluster.seed)
         self.meetings = Meetings(self.time, self.network, self._weather, cluster.seed)
         self.crew = self.meetings.crew

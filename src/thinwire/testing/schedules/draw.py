@@ -120,7 +120,9 @@ class Schedule:
     @property
     def unawaited(self) -> set[int]:
         """Workers that may be away for longer than they are waited for, so that the run ends without their rows."""
-        return {worker for worker in range(self.workers) if self._longest_s(worker) > AWAITED_S}
+        away = {worker for worker in range(self.workers) if self._longest_s(worker) > AWAITED_S}
+        groups = {worker // self.group_size for worker in away}  # none of a group trains without the others
+        return {worker for worker in range(self.workers) if worker // self.group_size in groups}
 
     def _longest_s(self, worker: int) -> float:
         """How long a worker may be away at a stretch; one absence may begin before it is back from another."""

@@ -82,8 +82,8 @@ class _Site:
         self.made = self.cluster.site(None)
         ledger = LEDGERS.get(schedule.name, "none")
         self.witness = Witness(self.made.time, ledger=ledger, group_size=schedule.group_size)
-        self.made.replica = self._replica  # type: ignore[assignment]
-        self.made.part = self._part  # type: ignore[method-assign]
+        self.made.replica = self._replica
+        self.made.part = self._part
         self.made.time.at(schedule.calm_at + PATIENCE_S, self._late)
 
     def site(self, data: Any) -> Any:

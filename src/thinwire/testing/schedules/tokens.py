@@ -75,10 +75,10 @@ class TokenPart(GroupReplica):
 
     def __init__(self, witness: Witness, spec: TrainSpec, worker: int, crew: Crew, *, step_s: float, spread: float):
         self.crew, self.device = crew, torch.device("cpu")
-        self.module = Ledger()
+        self.module = ledger = Ledger()
         self._witness, self._owner = witness, witness.owner()
         self._times = StepTimes(witness, spec, step_s, spread)
-        self._equip(spec, worker, Part({"values": self.module.values}, {"seen": self.module.seen}))
+        self._equip(spec, worker, Part({"values": ledger.values}, dict(ledger.named_buffers())))
 
     def gradient(self, batch: Any) -> float:
         if not self._met:
@@ -98,7 +98,7 @@ class TokenPart(GroupReplica):
         return 0.0
 
     def _forward(self, batch: Any) -> Tensor:
-        return self.module.values.sum() * 0.0
+        return torch.zeros(())
 
     def _portions(self) -> Iterator[tuple[Portion, str, slice | None]]:
         part, size = self.crew.part, self.crew.size
