@@ -12,7 +12,7 @@ from torch import nn
 from thinwire.cluster.base import Site
 from thinwire.errors import ConfigError, nearest
 from thinwire.models.boltzmann import free_energy_gap, reconstruction_error
-from thinwire.placement import Placement, Whole
+from thinwire.placement import Pipeline, Placement, Whole
 from thinwire.replicas import Algorithm, BackPropagation, ContrastiveDivergence, TrainSpec
 from thinwire.replicas.objectives import Metric, NamedOptimizer, NamedScheduler, Objective, metrics_of
 from thinwire.replicas.searches import needs_closure
@@ -75,8 +75,10 @@ def placement_for(given: Placement | None, strategy: Strategy, carrier: str, whe
         raise ConfigError(
             "placement needs workers that reach each other by ports; exchange='spark' is for those that do not"
         )
-    if where.in_process:
+    if where.crew is None:
         raise ConfigError("placement needs a process for each worker; use tw.Local(workers=4) or tw.Spark(workers=4)")
+    if where.in_process and isinstance(placement, Pipeline):
+        raise ConfigError("a pipeline cannot be simulated; use tw.Planned or tw.TensorParallel in its place")
     if strategy.helpers:
         raise ConfigError("servers='driver' serves whole replicas; with a placement use servers='spread', or a number")
     return placement

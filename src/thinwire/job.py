@@ -34,7 +34,7 @@ from thinwire.exchange.mesh import Mesh
 from thinwire.exchange.peer import Peer, Seat, Trees
 from thinwire.exchange.spark.rounds import SparkMesh
 from thinwire.exchange.table.table import Table
-from thinwire.placement import Crew, GroupReplica, Placement, Whole, part_of
+from thinwire.placement import Crew, GroupReplica, Placement, Whole, between_processes, part_of
 from thinwire.replicas import TorchReplica, TrainSpec
 from thinwire.replicas.torch import resolve_device
 from thinwire.strategies import Strategy
@@ -80,6 +80,10 @@ class Job:
     """Batches that a thread gathers ahead; None leaves it to the loader."""
     replica: Callable[..., TorchReplica] = TorchReplica
     """What makes a replica that is whole."""
+    crew: Callable[..., Crew] | None = between_processes
+    """What makes a worker's end of its group; None where workers cannot form groups."""
+    part: Callable[..., GroupReplica] = part_of
+    """What makes a worker's part of a replica that spans its group."""
     run: str = ""
     """What log records name the run by."""
     log: logs.Wanted | None = None
@@ -198,7 +202,7 @@ def _build(
     greeting = hello() | {"rows": batches.num_rows}
     replica: TorchReplica
     if job.placement.group_size > 1:
-        replica = _part(job, spec, worker, link, batches)
+        replica = _part(job, spec, worker, attempt, link, batches)
         greeting["meets"] = replica.crew.address if replica.crew.part == 0 else None
     else:
         replica = job.replica(job.model, replace(spec, device="cpu") if helps else spec, worker)
@@ -231,7 +235,7 @@ def _build(
     return runner, peer
 
 
-def _part(job: Job, spec: TrainSpec, worker: int, link: Link, batches: Batches) -> GroupReplica:
+def _part(job: Job, spec: TrainSpec, worker: int, attempt: int, link: Link, batches: Batches) -> GroupReplica:
     """A worker's part of its group's replica, as its own rows and the placement ask for it."""
     first = next(iter(batches.training((0, 0), 1)), None)
     if first is None:
@@ -239,8 +243,9 @@ def _part(job: Job, spec: TrainSpec, worker: int, link: Link, batches: Batches) 
             f"worker {worker} has no rows, and each worker of a group needs some: use fewer workers, or more partitions"
         )
     size, host = job.placement.group_size, urlsplit(link.address).hostname or "127.0.0.1"
-    crew = Crew(worker % size, size, host)
-    return part_of(job.placement, job.model, spec, worker, crew=crew, examples=list(first.inputs), rows=job.batch_size)
+    assert job.crew is not None  # `thinwire.checks` has refused the placement otherwise
+    crew, examples = job.crew(worker, attempt, size, host), list(first.inputs)
+    return job.part(job.placement, job.model, spec, worker, crew=crew, examples=examples, rows=job.batch_size)
 
 
 def _fetch(link: Link, attempt: int, name: str) -> Iterator[bytes]:

@@ -249,6 +249,8 @@ def fit(
             time=where.time,
             prefetch=where.prefetch if transform is not None else None,
             replica=where.replica,
+            crew=where.crew,
+            part=where.part,
             run=name,
             log=logs.wanted(),
         )

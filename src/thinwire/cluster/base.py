@@ -11,6 +11,7 @@ from thinwire.data.feeds import Beside, Feed, Fetched, Server, Wanted
 from thinwire.engine.clock import Time
 from thinwire.engine.deadlines import Deadlines
 from thinwire.engine.ports import Hub, Wire, Workforce
+from thinwire.placement import Crew, GroupReplica
 from thinwire.replicas import TorchReplica
 
 
@@ -89,6 +90,14 @@ class Site(Protocol):
     @property
     def replica(self) -> Callable[..., TorchReplica]:
         """What makes a worker's replica there."""
+
+    @property
+    def crew(self) -> Callable[..., Crew] | None:
+        """What makes a worker's end of its group there; None where workers cannot form groups."""
+
+    @property
+    def part(self) -> Callable[..., GroupReplica]:
+        """What makes a worker's part of a replica that spans its group."""
 
     @property
     def in_process(self) -> bool:

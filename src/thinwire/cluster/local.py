@@ -7,6 +7,7 @@ import signal
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from thinwire.engine.deadlines import Deadlines
 from thinwire.engine.ports import Exit, Hub, Wire
 from thinwire.errors import ConfigError
 from thinwire.exchange.memory import MemoryHub, Room
+from thinwire.placement import Crew, between_processes, part_of
 from thinwire.replicas import TorchReplica
 
 
@@ -49,12 +51,17 @@ class Local:
     time = REAL
     prefetch = None
     replica = TorchReplica
+    part = staticmethod(part_of)
 
     def site(self, data: Any) -> Local:
         """This machine, whatever the data. What forks workers starts now, while the data is read."""
         if self.processes:
             shared()
         return self
+
+    @property
+    def crew(self) -> Callable[..., Crew] | None:
+        return None if self.in_process else between_processes
 
     @property
     def in_process(self) -> bool:

@@ -44,6 +44,7 @@ from thinwire.engine.deadlines import Deadlines
 from thinwire.engine.greeting import hello
 from thinwire.engine.ports import COORDINATOR, WHOEVER, Exit, Hub, Wire
 from thinwire.errors import ConfigError, TimedOutError
+from thinwire.placement import between_processes, part_of
 from thinwire.replicas import TorchReplica
 
 GATHER_S = 10.0
@@ -97,6 +98,8 @@ class SparkSite:
     time = REAL
     prefetch = None
     replica = TorchReplica
+    crew = staticmethod(between_processes)
+    part = staticmethod(part_of)
 
     def __init__(self, cluster: Spark, session: Any, workers: int, host: str) -> None:
         self.cluster, self.session, self.workers, self.host = cluster, session, workers, host

@@ -217,8 +217,6 @@ class GroupWorker(Worker):
                     f"worker {self.plan.worker} waited {self.plan.deadlines.conclude_s:.0f} s for evaluations to end; "
                     "look for a worker that hangs, or raise the deadline conclude_s"
                 )
-            if self.gradients and not self.alone:
-                self.publisher.publish_deferred()
             told = self._crew.tell([self.publisher.ready, self.publisher.number])
             ready, taken_up = [pair[0] for pair in told], [pair[1] for pair in told]
             self.publisher.finish(int(min(ready)))
@@ -260,14 +258,13 @@ class GroupWorker(Worker):
         if first.evaluate or first.save or first.stop:
             number = int(first.number) + 1
             self.publisher.queue(number, self.meter.steps, bool(first.evaluate), bool(first.save), bool(first.stop))
-        for _ in range(int(min(said.held for said in told))):
+        held = int(min(said.held for said in told))
+        for _ in range(held):
             super()._land(self._held.pop(0))
-        if self.gradients and not self.alone:
-            self.publisher.publish_deferred()
         ready = int(min(said.ready for said in told))
         if self._barrier:  # first of all: the verdict that others wait for needs this group's part
             self.publisher.finish(ready)
-            if ready < min(said.taken_up for said in told):
+            if held or ready < min(said.taken_up for said in told):
                 self._see_through()
         self._owes = self._owes or bool(first.launch)
         if self._owes and not self.alone:
@@ -300,7 +297,13 @@ class GroupWorker(Worker):
         return self._barrier
 
     def _consider_round(self) -> None:
-        return  # members do so when they meet
+        """Members decide on rounds when they meet. What the step put off is taken up before, so that all say so there:
+
+        1. group A lands a round with a publication in its last step, group B in a step that is not its last
+        2. A takes it up, and waits for the verdict, which needs B's evaluation
+        3. B, had it not taken it up when it meets, launches the next round, and waits there for A
+        """
+        self.publisher.publish_deferred()
 
     @property
     def rows_done(self) -> int:

@@ -23,8 +23,14 @@ __all__ = [
     "TensorParallel",
     "Whole",
     "assembled",
+    "between_processes",
     "part_of",
 ]
+
+
+def between_processes(worker: int, attempt: int, size: int, host: str) -> Crew:
+    """The end of a worker's group in its own process, reached at a host."""
+    return Crew(worker % size, size, host)
 
 
 def part_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from thinwire.cluster.simulated import Fault
@@ -52,6 +52,12 @@ CLOSER_FROM, CLOSER = 39_000, 0.25
 """From this seed on, that share has somebody die while another is away whose last messages were lost."""
 AWAITED_S, BACK_S = 9.0, 1.0
 """Who is back by then is waited for, however its absence ends; and so long it takes to be one of the others again."""
+GROUPS_FROM = 200_000
+"""From this seed on, replicas span groups of workers."""
+GRIDS = ((4, 2), (4, 2), (6, 2), (6, 3))
+"""Workers, and how many of them are a group."""
+UNGROUPED = ("table on the driver",)
+"""Strategies that no placement goes with."""
 HARSH = 0.15
 """Share of schedules in which nobody is spared, so that a run may be lost with all who hold its model."""
 MESSAGES: tuple[Kind, ...] = ("lose", "repeat", "shuffle")
@@ -75,14 +81,17 @@ class Schedule:
     spread: float
     faults: tuple[Fault, ...]
     store_s: float = 0.0
+    group_size: int = 1
 
     @classmethod
     def draw(cls, seed: int, only: str | None = None) -> Schedule:
         """The schedule of a seed; `only` replaces the strategy that it would have."""
         chance = random.Random(f"thinwire {seed}")
+        if seed >= GROUPS_FROM:
+            return cls._of_groups(seed, chance, only)
         name = chance.choice(list(MENU))
         workers, revives, harsh = chance.choice((2, 3, 3, 4)), chance.random() < 0.4, chance.random() < HARSH
-        spared = None if harsh else chance.randrange(workers)
+        spared = frozenset(() if harsh else (chance.randrange(workers),))
         faults = [_deed(chance, workers, spared) for _ in range(chance.choice((0, 1, 1, 2, 2, 3, 4)))]
         faults += [_weather(chance, workers) for _ in range(chance.choice((0, 0, 1, 2, 3)))]
         spread, store_s = chance.choice((0.0, 0.3)), chance.choice(STORES_S)
@@ -90,8 +99,23 @@ class Schedule:
             faults.append(_absence(chance, workers, spared))
             store_s = chance.choice((store_s, SLOWER_S))
         if seed >= CLOSER_FROM and chance.random() < CLOSER:
-            faults += _at_once(chance, [w for w in range(workers) if w != spared])
+            faults += _at_once(chance, [w for w in range(workers) if w not in spared])
         return cls(seed, only or name, workers, revives, harsh, spread, tuple(faults), store_s)
+
+    @classmethod
+    def _of_groups(cls, seed: int, chance: random.Random, only: str | None) -> Schedule:
+        """One group is spared, unless the schedule is harsh: somebody holds each part of the joint model."""
+        name = chance.choice([name for name in MENU if name not in UNGROUPED])
+        workers, size = chance.choice(GRIDS)
+        revives, harsh = chance.random() < 0.4, chance.random() < HARSH
+        first = chance.randrange(workers // size) * size
+        spared = frozenset(() if harsh else range(first, first + size))
+        faults = [_deed(chance, workers, spared) for _ in range(chance.choice((0, 1, 1, 1, 2, 2, 3)))]
+        faults += [_weather(chance, workers) for _ in range(chance.choice((0, 0, 0, 1, 2)))]
+        spread, store_s = chance.choice((0.0, 0.3)), chance.choice(STORES_S)
+        if chance.random() < LONGER / 2:
+            faults.append(_absence(chance, workers, spared))
+        return cls(seed, only or name, workers, revives, harsh, spread, tuple(faults), store_s, size)
 
     @property
     def unawaited(self) -> set[int]:
@@ -118,12 +142,14 @@ class Schedule:
         """The schedule for people."""
         how = "as Spark starts them again" if self.revives else "replaced by the coordinator"
         store = f", a store that takes {self.store_s:g} s" if self.store_s else ""
-        head = f"seed {self.seed}: {self.name}, {self.workers} workers, {how}{store}{', harsh' if self.harsh else ''}"
+        grid = f" in groups of {self.group_size}" if self.group_size > 1 else ""
+        rest = f"{how}{store}{', harsh' if self.harsh else ''}"
+        head = f"seed {self.seed}: {self.name}, {self.workers} workers{grid}, {rest}"
         return [head, *(f"  {_told(fault)}" for fault in sorted(self.faults, key=lambda fault: fault.at_s))]
 
 
-def _deed(chance: random.Random, workers: int, spared: int | None) -> Fault:
-    worker = chance.choice([w for w in range(workers) if w != spared])
+def _deed(chance: random.Random, workers: int, spared: Collection[int]) -> Fault:
+    worker = chance.choice([w for w in range(workers) if w not in spared])
     kind = chance.choice(DEEDS)
     seconds = chance.uniform(0.05, MOST_S) if kind != "kill" else chance.choice((0.0, 0.3, 1.5, MOST_S))
     other = None
@@ -133,8 +159,8 @@ def _deed(chance: random.Random, workers: int, spared: int | None) -> Fault:
     return Fault(kind=kind, worker=worker, at_s=at_s, seconds=round(seconds, 3), other=other)
 
 
-def _absence(chance: random.Random, workers: int, spared: int | None) -> Fault:
-    worker = chance.choice([w for w in range(workers) if w != spared])
+def _absence(chance: random.Random, workers: int, spared: Collection[int]) -> Fault:
+    worker = chance.choice([w for w in range(workers) if w not in spared])
     at_s, seconds = round(chance.uniform(0.0, WINDOW_S), 3), round(chance.uniform(MOST_S, LONGEST_S), 3)
     return Fault(kind=chance.choice(("pause", "cut")), worker=worker, at_s=at_s, seconds=seconds)
 

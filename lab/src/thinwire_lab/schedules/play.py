@@ -23,7 +23,7 @@ from thinwire.engine.deadlines import Deadlines
 from thinwire.engine.ports import FINAL
 from thinwire.errors import LostWorkersError, ThinwireError
 from thinwire_lab.schedules.draw import EPOCHS, MENU, STEP_S, Schedule
-from thinwire_lab.schedules.tokens import Ledger, TokenReplica, loss
+from thinwire_lab.schedules.tokens import Ledger, TokenPart, TokenReplica, loss
 from thinwire_lab.schedules.witness import BrokenInvariantError, Witness
 
 ROWS, BATCH = 16, 4
@@ -80,8 +80,10 @@ class _Site:
         )
         self._schedule = schedule
         self.made = self.cluster.site(None)
-        self.witness = Witness(self.made.time, ledger=LEDGERS.get(schedule.name, "none"))
-        self.made.replica = functools.partial(self._replica)
+        ledger = LEDGERS.get(schedule.name, "none")
+        self.witness = Witness(self.made.time, ledger=ledger, group_size=schedule.group_size)
+        self.made.replica = self._replica  # type: ignore[assignment]
+        self.made.part = self._part  # type: ignore[method-assign]
         self.made.time.at(schedule.calm_at + PATIENCE_S, self._late)
 
     def site(self, data: Any) -> Any:
@@ -89,6 +91,9 @@ class _Site:
 
     def _replica(self, model: Any, spec: Any, worker: int = 0) -> TokenReplica:
         return TokenReplica(self.witness, model, spec, worker, step_s=STEP_S, spread=self._schedule.spread)
+
+    def _part(self, placement: Any, model: Any, spec: Any, worker: int, *, crew: Any, **given: Any) -> TokenPart:
+        return TokenPart(self.witness, spec, worker, crew, step_s=STEP_S, spread=self._schedule.spread)
 
     def _late(self) -> None:
         raise BrokenInvariantError(f"it still goes on {PATIENCE_S:.0f} s after the last fault was over")
@@ -150,14 +155,16 @@ def play(schedule: Schedule, callbacks: Any = ()) -> Verdict:
 def _run(schedule: Schedule, site: _Site, out: str, callbacks: list[Any]) -> str:
     rows = ROWS * schedule.workers
     x, y = np.zeros((rows, 1), np.float32), np.zeros(rows, np.int64)
+    size = schedule.group_size
     result = thinwire.fit(
-        Ledger,
+        functools.partial(Ledger, size),
         {"x": x, "y": y},
         inputs=["x"],
         label="y",
         loss=loss,
         optimizer=_plain,
         strategy=MENU[schedule.name](),
+        placement=thinwire.TensorParallel(group_size=size) if size > 1 else None,
         cluster=site,
         epochs=EPOCHS,
         batch_size=BATCH,

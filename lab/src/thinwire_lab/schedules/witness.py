@@ -33,14 +33,14 @@ class BrokenInvariantError(AssertionError):
 class Witness:
     """Sees every step, landing and hand-over of one run."""
 
-    def __init__(self, time: VirtualTime, *, ledger: str) -> None:
-        self.time, self._ledger = time, ledger
+    def __init__(self, time: VirtualTime, *, ledger: str, group_size: int = 1) -> None:
+        self.time, self._ledger, self._group_size = time, ledger, group_size
         self.steps: dict[Owner, list[tuple[tuple[int, int], int]]] = {}
         """By worker and attempt, the positions of its steps and their rows."""
         self.places: dict[tuple[int, int, int], int] = {}
         """By worker, attempt and step, the place of its mark."""
-        self._held: dict[tuple[int, int, str], tuple[str, Owner]] = {}
-        """By generation, rounds landed and kind, the joint model's digest and who had it first."""
+        self._held: dict[tuple[int, int, str, int], tuple[str, Owner]] = {}
+        """By generation, rounds landed, kind and lane, the joint model's digest and who had it first."""
         self._members: dict[int, Any] = {}
         """By joint state, the exchange that it belongs to."""
         self._final: dict[Owner, str] = {}
@@ -129,7 +129,7 @@ class Witness:
         if self.time.current.owner is None or owner != self.owner():
             return
         digest = _digest(values)
-        key = (member._rounds.generation, member._joint.landed, kind)
+        key = (member._rounds.generation, member._joint.landed, kind, owner[0] % self._group_size)
         first, whose = self._held.setdefault(key, (digest, owner))
         if first != digest:
             raise BrokenInvariantError(
@@ -164,13 +164,14 @@ class Witness:
         if not summary["complete"]:
             return
         wanted = sum(per_worker.values()) * epochs
-        if summary["rows"] != wanted:
+        grouped = self._group_size > 1  # a step that its group did not end is made again
+        if summary["rows"] < wanted or (summary["rows"] > wanted and not grouped):
             raise BrokenInvariantError(f"the summary says {summary['rows']} rows, and {wanted} are {epochs} epochs")
         for worker, rows in per_worker.items():
             done: dict[tuple[int, int], int] = {}
             for owner in sorted(o for o in self.steps if o[0] == worker):
                 positions = [position for position, _ in self.steps[owner]]
-                if len(set(positions)) != len(positions):
+                if len(set(positions)) != len(positions) and not grouped:
                     raise BrokenInvariantError(f"worker {owner[0]}.{owner[1]} trained twice on the same rows")
                 done |= dict(self.steps[owner])
             if sum(done.values()) != rows * epochs:
@@ -181,13 +182,20 @@ class Witness:
     def check_end(self, lost: set[Owner]) -> None:
         """Those who saw the run to its end ended on the same model."""
         ends = {owner: digest for owner, digest in self._final.items() if owner not in lost}
-        if len(set(ends.values())) > 1:
-            raise BrokenInvariantError(f"workers ended on different models: {ends}")
+        for lane in range(self._group_size):
+            alike = {owner: digest for owner, digest in ends.items() if owner[0] % self._group_size == lane}
+            if len(set(alike.values())) > 1:
+                raise BrokenInvariantError(f"workers ended on different models: {alike}")
 
     def check_model(self, model: Tensor) -> None:
         """What the finished model holds of each step."""
         if self._ledger == "none":
             return
+        parts = torch.chunk(model, self._group_size)
+        if self._group_size > 1 and self._ledger == "shares" and any(not torch.equal(parts[0], p) for p in parts):
+            places = torch.stack([p != parts[0] for p in parts]).any(0).nonzero().flatten().tolist()
+            raise BrokenInvariantError(f"steps {self._whose(places)} are in some parts of the model and not in others")
+        model = parts[0]
         allowed = {0.0, 1.0} if self._ledger == "ones" else {0.0, 1.0, 1 / 2, 1 / 3, 1 / 4}
         for value in sorted(set(model.tolist())):
             if not any(abs(value - one) < 1e-5 for one in allowed):

@@ -14,8 +14,10 @@ from thinwire.cluster.base import Dealt, DriverData, Entry
 from thinwire.cluster.simulated.fibers import VirtualTime
 from thinwire.cluster.simulated.lab import Lab
 from thinwire.cluster.simulated.links import Ether, EtherHub
+from thinwire.cluster.simulated.meetings import Meetings
 from thinwire.cluster.simulated.network import Network
 from thinwire.cluster.simulated.steps import StepTimes
+from thinwire.cluster.simulated.weather import Weather
 from thinwire.engine.deadlines import Deadlines
 from thinwire.engine.ports import Exit, Hub, Wire
 from thinwire.errors import ConfigError, nearest
@@ -158,6 +160,10 @@ class SimulatedSite:
         )
         self.lab = Lab(self.time, steps, cluster.workers)
         self.replica = self.lab.replica
+        self.part = self.lab.part
+        self._weather = Weather(cluster.seed)
+        self.meetings = Meetings(self.time, self.network, self._weather, cluster.seed)
+        self.crew = self.meetings.crew
         self._ether: Ether | None = None
 
     def deadlines(self, given: Deadlines | None) -> Deadlines:
@@ -175,7 +181,7 @@ class SimulatedSite:
     def wire(self) -> tuple[Hub, Wire]:
         handling = self._cluster.handling
         rate = math.inf if handling is None else rate_bytes(handling)
-        self._ether = Ether(self.time, self.network, self.workers, rate, self._cluster.seed)
+        self._ether = Ether(self.time, self.network, self.workers, rate, self._weather)
         return EtherHub(self._ether), self._ether
 
     def launch(self, entry: Entry, dealt: Dealt, wire: Wire, helpers: int = 0) -> SimulatedWorkforce:
@@ -192,6 +198,7 @@ class SimulatedWorkforce:
 
     def __init__(self, site: SimulatedSite, cluster: Simulated, ether: Ether, entry: Entry) -> None:
         self._time, self._network, self._cluster = site.time, site.network, cluster
+        self._meetings = site.meetings
         self._ether, self._entry = ether, entry
         self.revives = cluster.revives
         self._attempts: dict[int, int] = {}
@@ -281,4 +288,5 @@ class SimulatedWorkforce:
         attempt = self._attempts[worker]
         self._running.discard((worker, attempt))
         self._ether.kill(worker, attempt)
+        self._meetings.kill(worker, attempt)
         self._time.kill((worker, attempt))

@@ -21,6 +21,8 @@ from thinwire.cluster.simulated.fibers import VirtualTime
 from thinwire.cluster.simulated.graphs import Graphs, capturable, untouched
 from thinwire.cluster.simulated.stacks import Stack, stackable
 from thinwire.cluster.simulated.steps import StepTimes
+from thinwire.errors import ConfigError
+from thinwire.placement import GroupReplica, Placement, part_of
 from thinwire.replicas import TorchReplica, TrainSpec
 from thinwire.replicas.owed import diverged
 
@@ -73,6 +75,20 @@ class Lab:
             assert isinstance(self._way, Stack)
             self._way.take_in(made, worker)  # in place of whoever had this number before
             made.way = self._way
+        return made
+
+    def part(self, placement: Placement, model: Any, spec: TrainSpec, worker: int, **given: Any) -> GroupReplica:
+        """What `thinwire.job` makes a worker's part of a replica with: its steps take as long as others' do."""
+        made = part_of(placement, model, spec, worker, **given)
+        gradient = made.gradient
+
+        def timed(batch: Any) -> float:
+            if not self._steps.known:
+                self._steps.settle(made.vector.numel() * placement.group_size, _unmeasured)
+            self._time.work(self._steps.draw(worker))
+            return gradient(batch)
+
+        made.gradient = timed  # type: ignore[method-assign]
         return made
 
     def gradient(self, replica: LabReplica, batch: Any) -> float:
@@ -153,6 +169,10 @@ class LabReplica(TorchReplica):
 
     def diverged(self, loss: float) -> Exception:
         return diverged(self.steps + 1, loss)
+
+
+def _unmeasured() -> float:
+    raise ConfigError("the steps of a group are not measured here; give the simulated cluster step_s, or a ratio")
 
 
 def _measured(replica: LabReplica, batch: Any) -> float:

@@ -20,13 +20,18 @@ class Ether(Room):
     """Where the links of one run find each other; see `thinwire.engine.ports.Wire`."""
 
     def __init__(
-        self, time: VirtualTime, network: Network, driver: int, handling: float = math.inf, seed: int = 0
+        self,
+        time: VirtualTime,
+        network: Network,
+        driver: int,
+        handling: float = math.inf,
+        weather: Weather | None = None,
     ) -> None:
         super().__init__(make=time.queue)
         self.time, self._network, self._driver = time, network, driver
         self.handling = handling
         """Bytes a second that a worker's exchange can pack, encrypt, add up and unpack."""
-        self.weather = Weather(seed)
+        self.weather = Weather(0) if weather is None else weather
         self.dead: list[tuple[int, int]] = []
         """Workers and attempts whose connections have ended, and nobody has been told."""
         self._gone: set[str] = set()
