@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Processes that tests are dealt out to, a file to one.
 LANES ?= 2
-REAL := tests/e2e tests/spark tests/testbed tests/dashboard tests/security tests/fuzz
+REAL := tests/e2e tests/spark tests/dashboard tests/security tests/fuzz $(patsubst %,lab/tests/test_%.py,bench chaos soak sparkbed testbed)
 
 # What `make fuzz` runs: one target or all, with so many inputs each.
 TARGET ?=
@@ -51,14 +51,18 @@ matrix: $(STAMP)
 spark35: $(STAMP)
 	PYTHONS=$(BIN)/python SPARKS=3.5 $(BIN)/python .ci/matrix.py
 
-# Wheel and sdist as a release has them, and the wheel in an environment that holds nothing else; see docs/how-to/release.md.
+# Wheels and sdists as a release has them, and the wheels in an environment that holds nothing else: thinwire first without
+# its laboratory, then with it; see docs/how-to/release.md.
 release-check: $(STAMP)
 	rm -rf dist .release
 	$(BIN)/python -m build
+	$(BIN)/python -m build --outdir dist lab
 	$(PYTHON) -m venv .release
 	.release/bin/pip install --quiet --upgrade pip -c constraints.txt
-	.release/bin/pip install --quiet -c constraints.txt "$$(ls dist/*.whl)[spark]" pytest pytest-timeout hypothesis
+	.release/bin/pip install --quiet -c constraints.txt "$$(ls dist/thinwire-*.whl)[spark]" pytest pytest-timeout hypothesis
 	.release/bin/python .ci/installed.py "$$(mktemp -d)"
+	.release/bin/pip install --quiet --no-deps dist/thinwire_lab-*.whl
+	.release/bin/python .ci/installed.py --lab "$$(mktemp -d)"
 
 # Coverage-guided, by atheris; appends to benchmarks/results/fuzz.json.
 fuzz: $(STAMP)
@@ -69,11 +73,11 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml lab/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "thinwire needs Python 3.10 or newer, this is " + sys.version)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip -c constraints.txt
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]' -e ./lab
 	touch $(STAMP)
 
 clean:

@@ -1,6 +1,7 @@
 """The demo, a recipe and a slice of the tests against an installed thinwire, in a folder outside the tree.
 
-Run it with the Python of the environment that thinwire is installed in: `python .ci/installed.py FOLDER`.
+Run it with the Python of the environment that thinwire is installed in: `python .ci/installed.py FOLDER`. That
+environment has no thinwire-lab. With thinwire-lab in it, `python .ci/installed.py --lab FOLDER` tries its commands.
 """
 
 from __future__ import annotations
@@ -27,16 +28,21 @@ SLICE = (
 """What needs the package and its files alone: equations, engine, checkpoints, the digits, the dashboard's page."""
 
 
-def main(folder: Path) -> None:
-    """Copies what it runs into the folder, so that nothing of the tree is on a path."""
-    os.environ.pop("PYTHONPATH", None)
-    folder.mkdir(parents=True, exist_ok=True)
-    found = Path(said([sys.executable, "-c", "import thinwire; print(thinwire.__file__)"], folder).strip())
-    assert found.is_relative_to(Path(sys.prefix).resolve()), f"{found} is not of {sys.prefix}"
-    assert not found.is_relative_to(TREE / "src"), f"{found} is the tree's"
+COMMAND = str(Path(sys.executable).with_name("thinwire"))
+
+
+def alone(folder: Path) -> None:
+    """Checks thinwire without thinwire-lab, on copies in the folder, so that nothing of the tree is on a path."""
+    home("thinwire", folder)
     print(said([sys.executable, "-m", "thinwire", "--version"], folder), flush=True)
-    command = str(Path(sys.executable).with_name("thinwire"))
-    told = said([command, "train", "digits", "--set", "train.epochs=4", "--out", "run", "--json"], folder)
+    for module in ("thinwire_lab", "thinwire.bench", "thinwire.testing"):
+        said([sys.executable, "-c", f"import importlib.util as u; exit(u.find_spec({module!r}) is not None)"], folder)
+    for name in ("bench", "testbed"):
+        refused = subprocess.run([COMMAND, name], cwd=folder, capture_output=True, text=True)
+        assert refused.returncode == 2, refused
+        assert "pip install thinwire-lab" in refused.stderr, refused
+    assert "pip install thinwire-lab" in " ".join(said([COMMAND, "--help"], folder).split())
+    told = said([COMMAND, "train", "digits", "--set", "train.epochs=4", "--out", "run", "--json"], folder)
     summary = json.loads(told.splitlines()[-1])
     assert summary["complete"]
     assert summary["val_accuracy"] > 0.8, summary
@@ -49,6 +55,22 @@ def main(folder: Path) -> None:
     print(said([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"], folder), flush=True)
 
 
+def with_lab(folder: Path) -> None:
+    """The commands of thinwire-lab."""
+    home("thinwire_lab", folder)
+    assert "pip install" not in said([COMMAND, "--help"], folder)
+    assert "overhead" in said([COMMAND, "bench", "--help"], folder)
+    said([COMMAND, "testbed", "schedules", "--seeds", "0:3", "--jobs", "1"], folder)
+
+
+def home(package: str, folder: Path) -> None:
+    """Checks that a package is that of this environment, not the tree's."""
+    found = Path(said([sys.executable, "-c", f"import {package}; print({package}.__file__)"], folder).strip())
+    assert found.is_relative_to(Path(sys.prefix).resolve()), f"{found} is not of {sys.prefix}"
+    assert not found.is_relative_to(TREE / "src"), f"{found} is the tree's"
+    assert not found.is_relative_to(TREE / "lab"), f"{found} is the tree's"
+
+
 def said(command: list[str], folder: Path) -> str:
     """What a command prints; where it fails, its own words are the error."""
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
@@ -57,5 +79,13 @@ def said(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
+def main(words: list[str]) -> None:
+    """Checks what is installed, in a folder."""
+    os.environ.pop("PYTHONPATH", None)
+    folder = Path(words[-1]).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    (with_lab if words[0] == "--lab" else alone)(folder)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve())
+    main(sys.argv[1:])

@@ -3,7 +3,8 @@
     PYTHONS="python3.10 python3.11" SPARKS="3.5 4.0" python .ci/matrix.py [RESULT.json]
 
 Environments are made under .matrix/ and kept. The Python that runs this lends its packages to environments of its own
-minor version, so that only PySpark is fetched anew; others get everything by themselves. torch is taken only where pip
+minor version, so that only PySpark is fetched anew; others get everything by themselves. None has thinwire-lab: what is
+tested here works without it. torch is taken only where pip
 would find one without CUDA's packages, which are gigabytes: elsewhere what needs no torch is run, and the row says so.
 """
 
@@ -119,7 +120,12 @@ def light(python: str, version: str, refusal: str) -> dict[str, Any]:
         install(own, "--no-deps", "--no-build-isolation", "--editable", str(TREE))
         (place / "ready").touch()
     row = {"python": version, "pyspark": None, "torch": None, "note": refusal}
-    compiled = subprocess.run([own, "-m", "compileall", "-q", "-f", str(TREE / "src")], env=alone()).returncode == 0
+    compiled = (
+        subprocess.run(
+            [own, "-m", "compileall", "-q", "-f", str(TREE / "src"), str(TREE / "lab" / "src")], env=alone()
+        ).returncode
+        == 0
+    )
     starts = said([own, "-c", "import thinwire.cli.main, thinwire.recipe as r; r.load('digits'); print('yes')"])
     if not compiled or not starts:
         return row | {"result": "failed", "compiles": compiled, "starts": bool(starts)}

@@ -15,8 +15,8 @@ from typing import Any
 
 from saving import save
 
-from thinwire.bench.comparison import to_target
-from thinwire.bench.race import Race
+from thinwire_lab.bench.comparison import to_target
+from thinwire_lab.bench.race import Race
 
 RESULTS = Path(__file__).parents[1] / "results" / "comparison.json"
 OURS, PAPERS, OTHERS = "#d55e00", "#0072b2", "#8a8a8a"

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 import thinwire as tw
-from thinwire.bench.comparison import RACES, WORKERS, race
-from thinwire.bench.race import Race, plain_loss, prepare
+from thinwire_lab.bench.comparison import RACES, WORKERS, race
+from thinwire_lab.bench.race import Race, plain_loss, prepare
 
 LAST_STEPS = 50
 """Whose evaluations count."""

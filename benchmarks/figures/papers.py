@@ -25,8 +25,8 @@ import torch
 from torch import nn
 
 import thinwire as tw
-from thinwire.bench.race import Race, prepare
 from thinwire.rules.speedup import discrepancy, naive_speedup, rounds_speedup
+from thinwire_lab.bench.race import Race, prepare
 
 TARGET, STEP_S, STEPS, EVERY, BATCH, RATE = 0.80, 0.1, 1500, 10, 8, 0.03
 WORKERS, PERIODS = (2, 4, 8), (1, 2, 5, 10, 25, 50, 100)

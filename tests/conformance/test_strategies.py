@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.reference_loop import Loop, Task
 from torch import Tensor
 
 from thinwire.checkpoint import decode, encode
@@ -34,7 +35,6 @@ from thinwire.strategies import (
     name_of,
     strategy,
 )
-from thinwire.testing.loop import Loop, Task
 
 
 def momentum(parameters: Any) -> torch.optim.Optimizer:

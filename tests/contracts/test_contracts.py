@@ -45,6 +45,16 @@ def test_importing_thinwire_imports_nothing_heavy() -> None:
     assert not loaded & {"torch", "numpy", "pyarrow", "zmq", "pyspark", "numba", "rich"}
 
 
+def test_an_ordinary_command_does_not_search_installed_packages() -> None:
+    code = (
+        "import importlib.metadata as m, thinwire.cli.main as c\n"
+        "m.entry_points = lambda **k: exit('searched for ' + str(k))\n"
+        "c.parser('train'), c.parser('bnech')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 def test_codecs_do_not_import_numba_until_they_are_used() -> None:
     code = "import sys, thinwire.session; print('numba' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
@@ -64,13 +74,14 @@ def test_every_error_has_an_exit_code_of_its_own_and_pickles() -> None:
 
 
 def test_command_line_options_are_these() -> None:
+    """Without those of thinwire-lab's commands, which lab/tests/test_commands.py has."""
     found: dict[str, list[str]] = {}
     for action in parser()._actions:
         if hasattr(action, "choices") and isinstance(action.choices, dict):
             for name, sub in action.choices.items():
                 found[name] = sorted(o for a in sub._actions for o in (a.option_strings or [a.dest]))
     assert found == {
-        "bench": ["--help", "--json", "--quick", "--save", "-h", "name"],
+        "bench": ["--help", "-h"],
         "caffe": ["--help", "-h", "act"],
         "dashboard": ["--help", "--listen", "-h", "folders"],
         "doctor": ["--data", "--help", "--json", "--master", "--workers", "-h"],
@@ -104,7 +115,7 @@ def test_command_line_options_are_these() -> None:
             "-h",
             "recipe",
         ],
-        "testbed": ["--help", "-h", "act"],
+        "testbed": ["--help", "-h"],
         "train": ["--dashboard", "--help", "--json", "--out", "--resume", "--set", "-h", "recipe"],
     }
 

@@ -28,9 +28,9 @@ EXECUTED = {
     ("docs/how-to/watch.md", ""): PAGE,
     ("docs/how-to/drills.md", "thinwire train"): PAGE,
     ("docs/how-to/drills.md", "grep"): PAGE,
-    ("docs/how-to/drills.md", "thinwire testbed chaos"): "tests/e2e/test_chaos.py::"
+    ("docs/how-to/drills.md", "thinwire testbed chaos"): "lab/tests/test_chaos.py::"
     "test_a_run_under_chaos_ends_with_every_row_and_whole_checkpoints",
-    ("docs/how-to/drills.md", "thinwire testbed soak"): "tests/e2e/test_soak.py::"
+    ("docs/how-to/drills.md", "thinwire testbed soak"): "lab/tests/test_soak.py::"
     "test_a_short_soak_keeps_its_rows_and_says_what_grew",
     ("docs/how-to/runbook.md", "thinwire doctor"): "tests/spark/test_doctor.py::"
     "test_versions_and_rows_are_shown_and_an_empty_partition_is_warned_of",
@@ -65,6 +65,7 @@ NOT_HERE = {
     ("docs/how-to/clusters.md", "PYSPARK_DRIVER_PYTHON"): "YARN is not here",
     ("docs/how-to/clusters.md", "spark-submit"): "Kubernetes is not here",
     ("docs/how-to/train-on-spark.md", "pip install"): "fetches packages",
+    ("docs/how-to/drills.md", "pip install"): "fetches a package",
     (
         "docs/how-to/fuzz.md",
         "make fuzz",

@@ -46,6 +46,17 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of the laboratory, from its sdist."""
+    if not (ROOT / "lab").exists():
+        pytest.skip("this tree has no lab/: it is an sdist of thinwire alone")
+    folder = tmp_path_factory.mktemp("lab")
+    call(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT / "lab"), folder=folder)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
 def wheel(dist: Path) -> Path:
     (path,) = dist.glob("*.whl")
     return path
@@ -66,7 +77,18 @@ def test_the_wheel_holds_the_package_and_what_it_reads_and_nothing_else(wheel: P
     kinds = {Path(name).suffix for name in held if name.startswith("thinwire/")}
     assert kinds == {".py", ".typed", ".txt", ".npz", ".html", ".css", ".js", ".svg", ".toml"}
     assert not [name for name in held if re.search(r"(^|/)(tests?|conftest.*|__pycache__)(/|$)", name)]
+    assert not [name for name in held if re.match(r"thinwire/(bench|testing)/", name)], "that is thinwire-lab's"
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in held)
+
+
+def test_the_laboratory_has_a_wheel_of_its_own(lab: Path) -> None:
+    held = contents(lab)
+    tops = {name.split("/")[0] for name in held}
+    assert tops == {"thinwire_lab", f"thinwire_lab-{thinwire.__version__}.dist-info"}
+    assert {f"thinwire_lab/{name}" for name in ("py.typed", "testbed.py", "bench/__init__.py")} <= set(held)
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in held)
+    (name,) = (name for name in held if name.endswith("/METADATA"))
+    assert email.message_from_bytes(held[name]).get_all("Requires-Dist") == [f"thinwire=={thinwire.__version__}"]
 
 
 def test_the_tree_builds_the_same_wheel_as_the_sdist(wheel: Path, tmp_path: Path) -> None:
@@ -101,17 +123,19 @@ def test_the_metadata_are_those_of_pyproject(wheel: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_an_installed_wheel_works_outside_the_tree(wheel: Path, tmp_path: Path) -> None:
-    """The environment is new and holds thinwire alone; what it depends on comes from here, after its own packages."""
+def test_installed_wheels_work_outside_the_tree(wheel: Path, lab: Path, tmp_path: Path) -> None:
+    """The environment is new and holds thinwire alone, then thinwire-lab too; the rest comes from here, after these."""
     place = tmp_path / "environment"
     venv.create(place, with_pip=False)
     python = str(place / "bin" / "python")
-    call(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", str(wheel),
-         folder=tmp_path)  # fmt: skip
+    pip = (sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index")
+    call(*pip, str(wheel), folder=tmp_path)
     (packages,) = place.glob("lib/python*/site-packages")
     outer = [path for path in sys.path if path.endswith("-packages")]
     (packages / "outer.pth").write_text("\n".join(outer) + "\n")  # their own .pth files, an editable's, do not count
     call(python, str(ROOT / ".ci" / "installed.py"), str(tmp_path / "outside"), folder=tmp_path)
+    call(*pip, str(lab), folder=tmp_path)
+    call(python, str(ROOT / ".ci" / "installed.py"), "--lab", str(tmp_path / "with lab"), folder=tmp_path)
 
 
 def test_the_citation_names_the_version_and_the_licence() -> None:

@@ -69,7 +69,7 @@ def main() -> int:
 def fuzz(name: str, work: Path, inputs: int, seconds: int) -> dict[str, Any]:
     """Runs one target in a process of its own; returns what there is to record."""
     from tests.fuzz.targets import TARGETS
-    from thinwire.bench.report import machine
+    from thinwire_lab.bench.report import machine
 
     command = [
         sys.executable,

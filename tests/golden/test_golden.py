@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.reference_loop import Loop, Task
 
 from thinwire.strategies import (
     EASGD,
@@ -24,7 +25,6 @@ from thinwire.strategies import (
     Strategy,
     Synchronous,
 )
-from thinwire.testing.loop import Loop, Task
 
 FOLDER = Path(__file__).parent / "trajectories"
 STEPS = 60

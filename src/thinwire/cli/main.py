@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from thinwire.cli.extras import EXTRAS, load
 from thinwire.cli.version import ShowVersion
 from thinwire.errors import CheckpointError, Interrupted, LostWorkersError, ThinwireError, nearest
 
@@ -44,8 +45,12 @@ def _commands(parser: argparse.ArgumentParser) -> list[str]:
     return []
 
 
-def parser() -> argparse.ArgumentParser:
-    """All commands and their options."""
+def parser(word: str | None = None) -> argparse.ArgumentParser:
+    """All commands and their options.
+
+    Args:
+        word: The command that was named; options of a command from another package are there only if it is the one.
+    """
     top = _Parser(prog="thinwire", description="Train PyTorch models over the Ethernet you already have.")
     top.add_argument("--version", action=ShowVersion, help="print the versions of thinwire and its parts")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
@@ -71,16 +76,6 @@ def parser() -> argparse.ArgumentParser:
     page.add_argument(
         "--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="a free port of this machine unless given"
     )
-    bench = commands.add_parser("bench", help="run one of the measured comparisons")
-    bench.add_argument(
-        "name",
-        metavar="NAME",
-        help="comparison, dashboard, deaths, exchange, forecast, ingest, overhead, placement, predict, table, wire, or "
-        "suite: all of them",
-    )
-    bench.add_argument("--json", action="store_true", help="print the result as JSON, as the last line")
-    bench.add_argument("--quick", action="store_true", help="a shorter run with noisier numbers")
-    bench.add_argument("--save", metavar="DIR", help="write the result with date and machine into that folder")
     doctor = commands.add_parser("doctor", help="look at a Spark cluster: is it ready to train on?")
     doctor.add_argument("--master", metavar="URL", help="the cluster; Spark embedded in this process unless given")
     doctor.add_argument(
@@ -115,43 +110,18 @@ def parser() -> argparse.ArgumentParser:
         act.add_argument("--weights", metavar="FILE", help="a caffemodel, or safetensors that were converted before")
         act.add_argument("--input", metavar="SHAPE", help="of one row, such as 3x32x32, where the network tells none")
         act.add_argument("--phase", choices=("TRAIN", "TEST"), default="TEST", help="which layers it has (TEST)")
-    _testbed(commands.add_parser("testbed", help="Spark on an emulated network; what goes wrong on purpose"))
+    _extras(commands, word)
     return top
 
 
-def _testbed(bed: argparse.ArgumentParser) -> None:
-    acts = bed.add_subparsers(dest="act", metavar="ACT", required=True, parser_class=_Parser)
-    run = acts.add_parser(
-        "run", help="run a command on the driver's node; it finds the cluster in THINWIRE_MASTER (root only)"
-    )
-    run.add_argument("--nodes", type=int, default=4, metavar="N", help="Spark workers, a namespace each (4)")
-    run.add_argument("--rate", default="1gbit", metavar="RATE", help="of every node's link, both ways (1gbit)")
-    run.add_argument("--cores", type=int, default=1, metavar="N", help="task slots of each node (1)")
-    run.add_argument("--memory", default="1g", metavar="SIZE", help="of each executor (1g)")
-    run.add_argument("words", nargs=argparse.REMAINDER, metavar="-- CMD", help="the command")
-    play = acts.add_parser("schedules", help="the protocol in virtual time, under what seeds make go wrong")
-    play.add_argument("--seeds", default="0:1000", metavar="A:B", help="from A to B - 1; one alone is told (0:1000)")
-    play.add_argument("--jobs", type=int, metavar="N", help="processes (one a processor)")
-    play.add_argument("--strategy", metavar="NAME", help="of the menu of schedules; drawn by the seed unless given")
-    play.add_argument("--record", metavar="FILE", help="add the counts to those of other seeds in a file")
-    play.add_argument("--json", action="store_true", help="print the counts as JSON")
-    chaos = acts.add_parser("chaos", help="real runs, and what is done to their processes and links on purpose")
-    chaos.add_argument("--seed", type=int, default=0, metavar="N", help="of the first bout; each has the next (0)")
-    chaos.add_argument("--minutes", type=float, default=5.0, metavar="M", help="after which no bout begins (5)")
-    chaos.add_argument("--kills", type=int, metavar="K", help="after which none does; no limit unless given")
-    chaos.add_argument("--deeds", type=int, default=12, metavar="N", help="in one bout (12)")
-    chaos.add_argument("--arenas", default="local", metavar="NAME,…", help="local, spark, bed, host (local)")
-    chaos.add_argument("--strategies", metavar="NAME,…", help="in turn; all unless given")
-    chaos.add_argument("--out", metavar="DIR", help="for the runs and the report; goes on with what is there")
-    chaos.add_argument("--json", action="store_true", help="print the totals as JSON")
-    soak = acts.add_parser("soak", help="a long run in which a worker dies again and again, and what it comes to hold")
-    soak.add_argument("--minutes", type=float, default=60.0, metavar="M", help="with deaths (60)")
-    soak.add_argument("--every", type=float, default=60.0, metavar="S", help="seconds between two deaths (60)")
-    soak.add_argument("--arena", default="bed", metavar="NAME", help="bed, spark or local (bed)")
-    soak.add_argument("--strategy", default="relay", metavar="NAME", help="(relay)")
-    soak.add_argument("--exchange", default="auto", metavar="NAME", help="auto, mesh or spark (auto)")
-    soak.add_argument("--out", metavar="DIR", help="folder for soak.json, with every look")
-    soak.add_argument("--json", action="store_true", help="print what it came to as JSON")
+def _extras(commands: argparse._SubParsersAction[_Parser], word: str | None) -> None:
+    """Commands of other packages: with their options where one is named, else only as names."""
+    for name, extra in EXTRAS.items():
+        added = commands.add_parser(name, help=extra.help if word else extra.line(name))
+        if name == word:
+            command = load(name)
+            command.options(added)
+            added.set_defaults(run=command.run)
 
 
 def _simulate(sim: argparse.ArgumentParser) -> None:
@@ -179,16 +149,13 @@ def _simulate(sim: argparse.ArgumentParser) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit code."""
-    options = parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    word = next((word for word in arguments if not word.startswith("-")), None)
     try:
-        if options.command == "bench":
-            from thinwire.cli.bench import bench
-
-            return bench(options)
-        if options.command == "testbed":
-            from thinwire.cli.testbed import testbed
-
-            return testbed(options)
+        options = parser(word).parse_args(arguments)
+        if options.command in EXTRAS:
+            code: int = options.run(options)
+            return code
         if options.command == "plan":
             from thinwire.cli.plan import show_plan
 

@@ -1,0 +1,104 @@
+"""`thinwire testbed`: a command against a Spark cluster on an emulated network; what goes wrong on purpose."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+
+from thinwire.cli.extras import Command
+from thinwire.errors import ConfigError
+from thinwire_lab.sparkbed import SparkBed
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The acts of `thinwire testbed`, and their options."""
+    acts = parser.add_subparsers(dest="act", metavar="ACT", required=True)
+    run = acts.add_parser(
+        "run", help="run a command on the driver's node; it finds the cluster in THINWIRE_MASTER (root only)"
+    )
+    run.add_argument("--nodes", type=int, default=4, metavar="N", help="Spark workers, a namespace each (4)")
+    run.add_argument("--rate", default="1gbit", metavar="RATE", help="of every node's link, both ways (1gbit)")
+    run.add_argument("--cores", type=int, default=1, metavar="N", help="task slots of each node (1)")
+    run.add_argument("--memory", default="1g", metavar="SIZE", help="of each executor (1g)")
+    run.add_argument("words", nargs=argparse.REMAINDER, metavar="-- CMD", help="the command")
+    play = acts.add_parser("schedules", help="the protocol in virtual time, under what seeds make go wrong")
+    play.add_argument("--seeds", default="0:1000", metavar="A:B", help="from A to B - 1; one alone is told (0:1000)")
+    play.add_argument("--jobs", type=int, metavar="N", help="processes (one a processor)")
+    play.add_argument("--strategy", metavar="NAME", help="of the menu of schedules; drawn by the seed unless given")
+    play.add_argument("--record", metavar="FILE", help="add the counts to those of other seeds in a file")
+    play.add_argument("--json", action="store_true", help="print the counts as JSON")
+    chaos = acts.add_parser("chaos", help="real runs, and what is done to their processes and links on purpose")
+    chaos.add_argument("--seed", type=int, default=0, metavar="N", help="of the first bout; each has the next (0)")
+    chaos.add_argument("--minutes", type=float, default=5.0, metavar="M", help="after which no bout begins (5)")
+    chaos.add_argument("--kills", type=int, metavar="K", help="after which none does; no limit unless given")
+    chaos.add_argument("--deeds", type=int, default=12, metavar="N", help="in one bout (12)")
+    chaos.add_argument("--arenas", default="local", metavar="NAME,…", help="local, spark, bed, host (local)")
+    chaos.add_argument("--strategies", metavar="NAME,…", help="in turn; all unless given")
+    chaos.add_argument("--out", metavar="DIR", help="for the runs and the report; goes on with what is there")
+    chaos.add_argument("--json", action="store_true", help="print the totals as JSON")
+    soak = acts.add_parser("soak", help="a long run in which a worker dies again and again, and what it comes to hold")
+    soak.add_argument("--minutes", type=float, default=60.0, metavar="M", help="with deaths (60)")
+    soak.add_argument("--every", type=float, default=60.0, metavar="S", help="seconds between two deaths (60)")
+    soak.add_argument("--arena", default="bed", metavar="NAME", help="bed, spark or local (bed)")
+    soak.add_argument("--strategy", default="relay", metavar="NAME", help="(relay)")
+    soak.add_argument("--exchange", default="auto", metavar="NAME", help="auto, mesh or spark (auto)")
+    soak.add_argument("--out", metavar="DIR", help="folder for soak.json, with every look")
+    soak.add_argument("--json", action="store_true", help="print what it came to as JSON")
+
+
+def testbed(options: argparse.Namespace) -> int:
+    """The act that was asked for; ended from outside, it takes down what it has set up."""
+    with _unwinding():
+        return _act(options)
+
+
+@contextlib.contextmanager
+def _unwinding() -> Iterator[None]:
+    def end(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _act(options: argparse.Namespace) -> int:
+    if options.act == "schedules":
+        from thinwire_lab.commands.schedules import schedules  # torch, which the other needs not
+
+        return schedules(options)
+    if options.act == "chaos":
+        from thinwire_lab.commands.chaos import chaos
+
+        return chaos(options)
+    if options.act == "soak":
+        from thinwire_lab.commands.soak import soak
+
+        return soak(options)
+    return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Builds the cluster, runs the command on the driver's node, takes everything down; the command's exit code."""
+    words = options.words[1:] if options.words[:1] == ["--"] else options.words
+    if not words:
+        raise ConfigError("testbed run needs a command: thinwire testbed run --nodes 4 -- python train.py")
+    console = Console(stderr=True)
+    with console.status(f"starting Spark on {options.nodes} nodes at {options.rate}"):
+        cluster = SparkBed(options.nodes, options.rate, cores=options.cores, memory=options.memory).__enter__()
+    try:
+        console.print(f"Spark is at {cluster.master} (THINWIRE_MASTER), one executor on each of {options.nodes} nodes")
+        return cluster.drive(words, stdin=sys.stdin, start_new_session=False).wait()
+    finally:
+        cluster.close()
+
+
+COMMAND = Command(add_options, testbed)

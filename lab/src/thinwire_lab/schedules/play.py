@@ -1,0 +1,202 @@
+"""One schedule, played: the real session, coordinator, workers, exchange and checkpoints on a virtual clock."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import logging
+import os
+import tempfile
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+import thinwire
+from thinwire.checkpoint import CheckpointStore
+from thinwire.cluster.simulated import Simulated
+from thinwire.engine.deadlines import Deadlines
+from thinwire.engine.ports import FINAL
+from thinwire.errors import LostWorkersError, ThinwireError
+from thinwire_lab.schedules.draw import EPOCHS, MENU, STEP_S, Schedule
+from thinwire_lab.schedules.tokens import Ledger, TokenPart, TokenReplica, loss
+from thinwire_lab.schedules.witness import BrokenInvariantError, Witness
+
+ROWS, BATCH = 16, 4
+"""Of one worker, and of one step."""
+PATIENCE_S = 120.0
+"""A run ends so long after the last fault is over; undisturbed it takes four seconds."""
+DEADLINES = Deadlines(
+    start_s=10.0,
+    gather_s=2.0,
+    silence_s=4.0,
+    prepare_s=4.0,
+    rejoin_s=10.0,
+    stall_s=3.0,
+    join_s=60.0,
+    round_s=60.0,
+    finish_s=90.0,
+    conclude_s=60.0,
+)
+LEDGERS = {"sparknet": "shares", "table, eventual": "ones", "table, bounded": "ones", "table on the driver": "ones"}
+"""Where the finished model tells how often each step counts."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a schedule."""
+
+    seed: int
+    name: str
+    ok: bool
+    what: str
+    """"complete", "incomplete", "lost", or what must not have happened."""
+    seconds: float
+    """Of virtual time."""
+    lost: int
+    generations: int
+
+    @property
+    def replay(self) -> str:
+        """The command that plays it again."""
+        return f"thinwire testbed schedules --seeds {self.seed}"
+
+
+class _Site:
+    """The simulated cluster of one schedule; see `thinwire.cluster.base.Cluster`."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.cluster = Simulated(
+            workers=schedule.workers,
+            step_s=STEP_S,
+            faults=schedule.faults,
+            revives=schedule.revives,
+            store_s=schedule.store_s,
+            seed=schedule.seed,
+        )
+        self._schedule = schedule
+        self.made = self.cluster.site(None)
+        ledger = LEDGERS.get(schedule.name, "none")
+        self.witness = Witness(self.made.time, ledger=ledger, group_size=schedule.group_size)
+        self.made.replica = self._replica
+        self.made.part = self._part
+        self.made.time.at(schedule.calm_at + PATIENCE_S, self._late)
+
+    def site(self, data: Any) -> Any:
+        return self.made
+
+    def _replica(self, model: Any, spec: Any, worker: int = 0) -> TokenReplica:
+        return TokenReplica(self.witness, model, spec, worker, step_s=STEP_S, spread=self._schedule.spread)
+
+    def _part(self, placement: Any, model: Any, spec: Any, worker: int, *, crew: Any, **given: Any) -> TokenPart:
+        return TokenPart(self.witness, spec, worker, crew, step_s=STEP_S, spread=self._schedule.spread)
+
+    def _late(self) -> None:
+        raise BrokenInvariantError(f"it still goes on {PATIENCE_S:.0f} s after the last fault was over")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Warnings of deaths that are meant would be most of what a season prints."""
+    logger = logging.getLogger("thinwire")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # a slow store's, too
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def play(schedule: Schedule, callbacks: Any = ()) -> Verdict:
+    """Plays a schedule and judges it."""
+    torch.set_num_threads(1)
+    site = _Site(schedule)
+    ended: dict[str, Any] = {}
+    gone: set[tuple[int, int]] = set()
+
+    def see(event: Any) -> None:
+        if event.kind == "run_ended":
+            ended.update(event.summary)
+        elif event.kind == "worker_lost":
+            gone.add((event.worker, event.attempt))
+        elif event.kind == "worker_joined":
+            gone.discard((event.worker, event.attempt))
+
+    folder = "/dev/shm" if os.path.isdir("/dev/shm") else None  # a disk would be the slowest part
+    with _quiet(), tempfile.TemporaryDirectory(prefix="thinwire-schedule-", dir=folder) as out:
+        try:
+            with site.witness.watching():
+                what = _run(schedule, site, out, [see, *callbacks])
+                site.witness.check_end(gone)
+            ok = True
+        except BrokenInvariantError as error:
+            ok, what = False, str(error)
+        except LostWorkersError as error:
+            ok, what = schedule.harsh, "lost" if schedule.harsh else f"LostWorkersError: {error}"
+        except ThinwireError as error:
+            ok, what = False, f"{type(error).__name__}: {error}"
+        except Exception:
+            ok, what = False, traceback.format_exc()
+        finally:
+            site.made.time.stop()
+        try:
+            _check_checkpoints(out)
+        except (BrokenInvariantError, ThinwireError) as error:
+            ok, what = False, f"{type(error).__name__}: {error}"
+    lost, generations = int(ended.get("workers_lost", 0)), int(ended.get("generations", 0))
+    return Verdict(schedule.seed, schedule.name, ok, what, site.made.time.now(), lost, generations)
+
+
+def _run(schedule: Schedule, site: _Site, out: str, callbacks: list[Any]) -> str:
+    rows = ROWS * schedule.workers
+    x, y = np.zeros((rows, 1), np.float32), np.zeros(rows, np.int64)
+    size = schedule.group_size
+    result = thinwire.fit(
+        functools.partial(Ledger, size),
+        {"x": x, "y": y},
+        inputs=["x"],
+        label="y",
+        loss=loss,
+        optimizer=_plain,
+        strategy=MENU[schedule.name](),
+        placement=thinwire.TensorParallel(group_size=size) if size > 1 else None,
+        cluster=site,
+        epochs=EPOCHS,
+        batch_size=BATCH,
+        validation={"x": x[:4], "y": y[:4]},
+        metrics=(),
+        checkpoint_every=5,
+        out=out,
+        seed=schedule.seed,
+        deadlines=DEADLINES,
+        callbacks=callbacks,
+        progress=False,
+    )
+    site.witness.check_rows(result.summary, dict.fromkeys(range(schedule.workers), ROWS), EPOCHS)
+    site.witness.check_model(result.model.state_dict()["values"])
+    last = str(result.summary["checkpoint"])
+    if not last.endswith(FINAL) and result.summary["unsaved"] is None:
+        raise BrokenInvariantError(f"its last checkpoint is {last}, and nobody said why")
+    complete, lacking = result.summary["complete"], set(result.summary["lacking"])
+    if not complete and not schedule.harsh and not (lacking and lacking <= schedule.unawaited):
+        raise BrokenInvariantError(f"not complete: {result.summary['reason']}")
+    return "complete" if complete else "incomplete"
+
+
+def _plain(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=1.0)
+
+
+def _check_checkpoints(out: str) -> None:
+    """Every checkpoint that is listed is whole, and the one the summary names is listed."""
+    store = CheckpointStore(f"{out}/checkpoints")
+    for manifest in store.manifests():
+        for part in manifest.parts:
+            store.read_part(manifest, part.name)
+        if not any(part.name.startswith("joint") for part in manifest.parts):
+            raise BrokenInvariantError(f"checkpoint {manifest.name} has no joint model")

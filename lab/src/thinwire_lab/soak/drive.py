@@ -1,0 +1,165 @@
+"""The driver program of a soak: `python -m thinwire_lab.soak.drive`, its order on stdin, a line of JSON a look.
+
+One fit on four workers. A thread kills them in turn, and looks at what everyone holds; what the run tells of its
+rows is kept, so that its speed can be told with and without deaths.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import thinwire as tw
+from thinwire import events
+from thinwire.strategies import strategy
+from thinwire_lab.chaos.deeds import executor_of
+from thinwire_lab.soak import gauges
+from thinwire_lab.soak.order import Order
+
+ROWS, BATCH = 1797, 8
+"""The digits that come with thinwire; what a worker takes in a step."""
+
+
+class Paced(nn.Module):
+    """A small network whose training steps take a fixed time, as on an accelerator."""
+
+    def __init__(self, step_s: float) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+        self._step_s = step_s
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            time.sleep(self._step_s)
+        found: Tensor = self.net(x.float() / 16)
+        return found
+
+
+def paced(step_s: float) -> nn.Module:
+    """The network, the same on all workers."""
+    torch.manual_seed(0)
+    return Paced(step_s)
+
+
+class Hand:
+    """Kills workers in turn, and looks at everyone now and then, while the run goes on."""
+
+    def __init__(self, order: Order, session: Any) -> None:
+        self._order, self._session = order, session
+        self._pids: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._shared = gauges.shared()
+        self.began = 0.0
+        self.deaths: list[dict[str, Any]] = []
+        self.looks: list[dict[str, Any]] = []
+        self.rows: list[tuple[float, int, int]] = []
+        """When, which worker, and how many rows it had done."""
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def see(self, event: events.Event) -> None:
+        if isinstance(event, events.WorkerJoined):
+            with self._lock:
+                self._pids[event.worker] = event.pid
+        elif isinstance(event, events.WorkerLost):
+            with self._lock:
+                self._pids.pop(event.worker, None)
+        elif isinstance(event, events.Progressed):
+            now = time.monotonic()
+            if not self.began and event.worker == 0:
+                self.began = now
+                self.thread.start()
+            self.rows.append((round(now - self.began, 3) if self.began else 0.0, event.worker, event.rows))
+
+    def end(self) -> None:
+        self._over.set()
+
+    def _run(self) -> None:
+        order = self._order
+        dying, looking = order.quiet_s, 0.0
+        while not self._over.wait(0.1):
+            now = time.monotonic() - self.began
+            if now >= looking:
+                self._look(now)
+                looking = now + order.look_s
+            if dying <= now < order.seconds and self._kill(now):
+                dying = max(dying, now - order.every_s / 2) + order.every_s  # not two at once for one that was late
+
+    def _kill(self, now: float) -> bool:
+        number = len(self.deaths)
+        victim = number % (self._order.workers - self._order.spare)
+        with self._lock:
+            pid = self._pids.get(victim)
+        whole = self._order.executors and number % self._order.executors == self._order.executors - 1
+        found = executor_of(pid) if pid is not None and whole else pid
+        if found is None:
+            return False  # it has not come back yet
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(found, signal.SIGKILL)
+            self.deaths.append({"at_s": round(now, 1), "worker": victim, "executor": bool(whole)})
+            return True
+        return False
+
+    def _look(self, now: float) -> None:
+        held: dict[str, Any] = {"driver": gauges.of_process(os.getpid()), "machine": gauges.of_machine(self._shared)}
+        with self._lock:
+            spared = self._pids.get(self._order.workers - 1) if self._order.spare else None
+        if spared is not None:
+            held["worker"] = gauges.of_process(spared)
+            executor = executor_of(spared)
+            if executor is not None:
+                held["executor"] = gauges.of_process(executor)
+        if self._session is not None:
+            with contextlib.suppress(Exception):  # a session that is being stopped has nothing to tell
+                held["spark"] = gauges.of_spark(self._session)
+        flat = {f"{who} {what}": value for who, each in held.items() for what, value in each.items()}
+        self.looks.append({"at_s": round(now, 1), "deaths": len(self.deaths), **flat})
+        print(json.dumps(self.looks[-1]), flush=True)
+
+
+def main() -> None:
+    """Runs the order that stdin gives."""
+    order = Order(**json.loads(sys.stdin.readline()))
+    session = None
+    where: Any = tw.Local(workers=order.workers, max_restarts=1_000_000)
+    if order.place != "local":
+        from thinwire.cluster.sessions import start_session
+
+        inside = f"local-cluster[{order.workers},{order.slots},1024]"
+        session = start_session(os.environ.get("THINWIRE_MASTER", inside), order.workers)
+        where = tw.Spark(session=session, workers=order.workers)
+    hand = Hand(order, session)
+    epoch_s = ROWS / order.workers / BATCH * order.step_s
+    result = tw.fit(
+        functools.partial(paced, order.step_s),
+        "digits",
+        inputs=["pixels"],
+        strategy=strategy(order.strategy, {}),
+        exchange=order.exchange,
+        cluster=where,
+        optimizer=functools.partial(torch.optim.SGD, lr=0.01),
+        batch_size=BATCH,
+        epochs=max(1, round(order.seconds / epoch_s)),
+        callbacks=[hand.see],
+        progress=False,
+    )
+    hand.end()
+    found = {"deaths": hand.deaths, "looks": hand.looks, "rows": hand.rows, "summary": result.summary}
+    print(json.dumps(found | {"order": dataclasses.asdict(order)}), flush=True)
+    if session is not None:
+        session.stop()
+
+
+if __name__ == "__main__":
+    main()

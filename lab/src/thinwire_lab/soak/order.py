@@ -1,0 +1,96 @@
+"""What is to be run, and how it is started: a driver program of its own, here or on a testbed's first node."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from thinwire.errors import WorkerError
+
+PLACES = ("bed", "spark", "local")
+
+
+@dataclass(frozen=True)
+class Order:
+    """A soak.
+
+    Args:
+        minutes: with deaths.
+        quiet_s: seconds before, without any.
+        every_s: between two deaths.
+        place: "bed", Spark on an emulated network (as root); "spark", a local-cluster of executors; "local".
+        workers: how many.
+        spare: workers, the last ones, to whom nothing is done, so that what they hold can be watched.
+        executors: every so many deaths are an executor's, with its worker; 0 for none.
+        step_s: how long a step takes.
+        exchange: "auto", "mesh" or "spark".
+    """
+
+    minutes: float = 60.0
+    quiet_s: float = 60.0
+    every_s: float = 60.0
+    place: str = "bed"
+    workers: int = 4
+    spare: int = 1
+    executors: int = 5
+    strategy: str = "relay"
+    step_s: float = 0.05
+    exchange: str = "auto"
+    look_s: float = 15.0
+
+    @property
+    def seconds(self) -> float:
+        return self.quiet_s + 60.0 * self.minutes
+
+    @property
+    def slots(self) -> int:
+        """Of each executor: an exchange by Spark's jobs needs one beside the worker's."""
+        return 2 if self.exchange == "spark" else 1
+
+
+def run(order: Order, say: Callable[[dict[str, Any]], None] = lambda line: None) -> dict[str, Any]:
+    """Runs it to its end; `say` hears of every look at it.
+
+    Raises:
+        WorkerError: The run failed; what it wrote last is in the message.
+    """
+    slots = order.slots
+    argv = [sys.executable, "-W", "ignore", "-m", "thinwire_lab.soak.drive"]
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context(tempfile.TemporaryFile("w+"))
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="thinwire-soak-", ignore_cleanup_errors=True))
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log, "text": True}
+        if order.place == "bed":
+            from thinwire_lab.sparkbed import SparkBed
+
+            process = stack.enter_context(SparkBed(order.workers, cores=slots, folder=folder)).drive(argv, **pipes)
+        else:
+            own = os.environ | {"TMPDIR": folder, "SPARK_LOCAL_DIRS": folder}
+            process = subprocess.Popen(argv, start_new_session=True, env=own, **pipes)
+        stack.callback(process.kill)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        stack.callback(process.stdin.close)
+        stack.callback(process.stdout.close)
+        process.stdin.write(json.dumps(asdict(order)) + "\n")
+        process.stdin.flush()
+        found: dict[str, Any] = {}
+        for line in process.stdout:
+            if line.startswith("{"):
+                told = json.loads(line)
+                if "summary" in told:
+                    found = told
+                else:
+                    say(told)
+        code = process.wait(60)
+        if code or not found:
+            log.seek(0)
+            raise WorkerError(f"the soak ended with exit code {code}; the last that it wrote: {log.read()[-3000:]}")
+    return found

@@ -1,0 +1,254 @@
+"""The whole protocol under seeded schedules of what goes wrong; and mistakes planted to prove that they are found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import thinwire as tw
+from thinwire.cli.main import main
+from thinwire.engine import absent, ending, membership, saves, worker
+from thinwire.exchange import mesh, sure
+from thinwire.exchange.table import server
+from thinwire.strategies import STRATEGIES, name_of
+from thinwire_lab.schedules import Schedule, play
+from thinwire_lab.schedules.draw import MENU
+from thinwire_lab.schedules.many import play_all
+
+SLICES = 8
+SLICE = 20
+
+
+@pytest.mark.parametrize("part", range(SLICES))
+def test_whatever_goes_wrong_what_must_hold_holds(part: int) -> None:
+    tally = play_all(range(part * SLICE, (part + 1) * SLICE), jobs=1)
+    assert tally.played == SLICE
+    assert not tally.failed, [(verdict.replay, verdict.what[:300]) for verdict in tally.failed]
+
+
+def test_two_processes_play_what_one_plays() -> None:
+    one, two = (play_all(range(SLICE + 2), jobs=jobs).to_json() for jobs in (1, 2))
+    assert one | {"seconds": 0} == two | {"seconds": 0}
+
+
+BROKE = [538, 1980, 2788, 4175, 5409, 6086, 6321, 7036, 14490, 19572, 36345, 39199, 39729, 68256, 86060]
+
+
+@pytest.mark.parametrize("seed", BROKE)
+def test_schedules_that_once_broke_something_pass(seed: int) -> None:
+    """What was wrong.
+
+    538: a quorum made the final mean without one that had yet to come to it, who then made another.
+    2788: a publication that was announced again counted twice at the worker that had all of it the first time.
+    5409: the first worker, back after a cut, waited for what it had announced and others had published without it.
+    6321: a newcomer went on stepping while a round that it had nothing to give to was held up, and gave the next one a
+        model from before it.
+    14490: a worker that had its state from a peer handed on that it had seen no publication, and the next one counted
+        an old one again.
+    19572: one that had yet to get its state kept a publication that the others had given up.
+    36345: a worker came back with a contribution that was in the model, to servers that could not know that.
+    39199: so did one that was never away, to servers that its reference had put in what it had.
+    39729: rounds took longer than before when none of the newest cut had landed yet: the link was fitted to nothing.
+    68256: two generations formed before one that had been alone put its replica in: the check looked too early.
+    86060: a checkpoint was saved under the number that its announcer had counted to beside the others, which was that
+        of the last one: when it was committed, what was written of the last one was cleared away.
+    """
+    verdict = play(Schedule.draw(seed))
+    assert verdict.ok, verdict.what
+
+
+BACK: dict[str, tuple[int, str, float, float, list[tuple[Any, int, float, float]]]] = {
+    "the end began while one was being taken in": (5124, "relay", 0.3, 8.0, [("pause", 0, 2.859, 8.227)]),
+    "it had seen a publication that the others never made": (
+        71, "mpca", 0.3, 1.0, [("pause", 0, 2.316, 4.579), ("pause", 0, 2.606, 6.05)]
+    ),
+    "it handed a model back after the others had": (84, "table, strict", 0.3, 8.0, [("pause", 2, 2.552, 21.098)]),
+    "one was alone at the end, and then no longer": (5015, "mpca", 0.0, 8.0, [("pause", 1, 2.595, 10.635)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BACK)
+def test_one_who_was_given_up_and_comes_back_at_the_end_changes_nothing(what: str) -> None:
+    seed, name, spread, store_s, away = BACK[what]
+    faults = tuple(tw.Fault(kind=kind, worker=worker, at_s=at_s, seconds=s) for kind, worker, at_s, s in away)
+    verdict = play(Schedule(seed, name, 3, True, False, spread, faults, store_s))
+    assert verdict.ok, verdict.what
+
+
+@pytest.mark.parametrize(
+    ("seed", "name", "away", "at_s", "seconds", "dies", "killed_s", "gone_s"),
+    [
+        (254, "table, bounded", 0, 1.913, 6.55, 2, 2.754, 0.0),
+        (353, "table, eventual", 2, 1.351, 7.727, 1, 1.483, 0.0),
+        (396, "table, eventual", 2, 1.46, 6.339, 1, 4.621, 1.5),
+    ],
+)
+def test_a_contribution_that_servers_began_anew_with_is_not_merged_again(
+    seed: int, name: str, away: int, at_s: float, seconds: float, dies: int, killed_s: float, gone_s: float
+) -> None:
+    """One is away whose last reply was lost; the others lose the table meanwhile, and put in what one of them has.
+
+    Nobody knows any more whether that contribution is in it, not even generations later, when the table lives on.
+    """
+    faults = (
+        tw.Fault(kind="cut", worker=away, at_s=at_s, seconds=seconds),
+        tw.Fault(kind="kill", worker=dies, at_s=killed_s, seconds=gone_s),
+        tw.Fault(kind="lose", worker=away, at_s=round(at_s - 0.3, 3), seconds=0.4, share=0.3),
+    )
+    verdict = play(Schedule(seed, name, 3, True, True, 0.3, faults, 0.0))
+    assert verdict.ok, verdict.what
+
+
+def test_every_strategy_is_on_the_menu() -> None:
+    assert {name_of(make()) for make in MENU.values()} == set(STRATEGIES)
+
+
+def test_a_seed_plays_the_same_way_each_time() -> None:
+    def told(seed: int) -> list[str]:
+        lines: list[str] = []
+        play(Schedule.draw(seed), [lambda event: lines.append(event.to_json())])
+        own = (
+            '"pid"',
+            '"run"',
+            "thinwire-schedule-",
+        )  # a process, a run and a folder have names of their own each time
+        return [line for line in lines if not any(name in line for name in own)]
+
+    assert told(18) == told(18)
+    assert told(18) != told(19)
+
+
+# -- planted mistakes ------------------------------------------------------------------------------------------------
+
+
+def no_memory_of_what_was_merged(patch: Any) -> None:
+    """A server that counts an update again when it is sent again."""
+    patch.setattr(server.Server, "_known", lambda self, key, book, update: None)
+
+
+def nobody_is_ever_behind(patch: Any) -> None:
+    """A worker that was away goes on with what it has."""
+    patch.setattr(mesh.Mesh, "_holds", lambda self, header: True)
+
+
+def words_are_said_once(patch: Any) -> None:
+    """What a broken connection takes with it is gone."""
+    patch.setattr(sure.Channel, "_lost", lambda self, seen, heard: [])
+
+
+def a_successor_skips_rows(patch: Any) -> None:
+    """A replacement begins one batch after the position of the last heartbeat."""
+    commit = membership.Membership._commit
+
+    def skipping(self: Any, lane: Any) -> Any:
+        found = commit(self, lane)
+        for send in found:
+            for entry in send.header["members"].values():
+                if entry.get("position"):
+                    entry["position"] = [entry["position"][0], entry["position"][1] + 1]
+        return found
+
+    patch.setattr(membership.Membership, "_commit", skipping)
+
+
+def a_successor_speaks_too_soon(patch: Any) -> None:
+    """A replacement that waits to be taken in tells of its own rows, none, and begins there."""
+
+    def hasty(self: Any, now: float) -> None:
+        self._reported = now
+        self.exchange.progress(self.meter.report() | {"note": self._account(), "first_loss": self.pace.first_loss})
+
+    patch.setattr(worker.Worker, "_report", hasty)
+
+
+def the_end_is_not_waited_for(patch: Any) -> None:
+    """A worker ends on what it has when it hears that all are done, though rounds are still on their way to it."""
+    patch.setattr(worker.Worker, "_concludes", lambda self: "conclude" in self.told)
+
+
+def who_comes_too_late_is_taken_in(patch: Any) -> None:
+    """A successor that comes when the others have the final model, and are on their way out, is waited for."""
+    patch.setattr(ending.Ending, "closed", False)
+    patch.setattr(ending.Ending, "in_vain", lambda self, present, working: set())
+
+
+def checkpoints_are_committed_early(patch: Any) -> None:
+    """A checkpoint counts as whole when anybody has written a part of it."""
+    whole = saves.Saves.whole
+    patch.setattr(saves.Saves, "whole", lambda self, needed, newest: whole(_careless(self), set(), newest))
+
+
+def _careless(books: Any) -> Any:
+    books._group_size = 0
+    return books
+
+
+def one_who_died_at_the_end_is_missed(patch: Any) -> None:
+    """A worker lost after all rows were done makes the run incomplete."""
+    patch.setattr(absent.Absent, "done", property(lambda self: set(), lambda self, value: None), raising=False)
+
+
+PLANTED: dict[Callable[[Any], None], tuple[str | None, range]] = {
+    no_memory_of_what_was_merged: ("table, eventual", range(60)),
+    nobody_is_ever_behind: ("sparknet", range(60)),
+    words_are_said_once: (None, range(100)),
+    a_successor_skips_rows: (None, range(60)),
+    a_successor_speaks_too_soon: (None, range(60)),
+    the_end_is_not_waited_for: ("relay", range(330)),
+    who_comes_too_late_is_taken_in: (None, range(1975, 1985)),
+    checkpoints_are_committed_early: (None, range(60)),
+    one_who_died_at_the_end_is_missed: (None, range(100)),
+}
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_a_planted_mistake_is_found(plant: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    only, seeds = PLANTED[plant]
+    plant(monkeypatch)
+    assert any(not play(Schedule.draw(seed, only)).ok for seed in seeds), f"not found in {len(seeds)} schedules"
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_counts_and_tells_how_to_play_one_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["testbed", "schedules", "--seeds", "0:3", "--jobs", "1"]) == 0
+    assert "3 schedules" in capsys.readouterr().out
+    a_successor_skips_rows(monkeypatch)
+    assert main(["testbed", "schedules", "--seeds", "0:30", "--jobs", "1"]) != 0
+    shown = capsys.readouterr()
+    assert "thinwire testbed schedules --seeds " in shown.out + shown.err
+
+
+def test_one_seed_alone_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["testbed", "schedules", "--seeds", "18"]) == 0
+    shown = capsys.readouterr().out
+    assert "seed 18" in shown
+    assert "worker_lost" in shown
+    assert "passed: complete" in shown
+
+
+@pytest.mark.parametrize("seeds", ["x", "5:2", "1:x", ""])
+def test_seeds_that_make_no_sense_are_refused(seeds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["testbed", "schedules", "--seeds", seeds]) == 2
+    assert "0:1000" in capsys.readouterr().err
+
+
+def test_slices_are_added_up_in_a_file_and_no_seed_counts_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "schedules.json"
+    for seeds in ("0:3", "5:7", "3:5"):
+        assert main(["testbed", "schedules", "--seeds", seeds, "--jobs", "1", "--record", str(path)]) == 0
+    kept = json.loads(path.read_text())
+    assert kept["seeds"] == [[0, 7]]
+    assert kept["played"] == sum(kept["outcomes"].values()) == sum(kept["strategies"].values()) == 7
+    assert main(["testbed", "schedules", "--seeds", "6:8", "--jobs", "1", "--record", str(path)]) == 2
+    assert "has seeds 0:7 already" in capsys.readouterr().err
+    assert json.loads(path.read_text()) == kept
