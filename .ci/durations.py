@@ -67,7 +67,7 @@ class Durations:
             self.path.with_name(self.path.name + (f".{lane}" if lane else "")).write_text(json.dumps(self.files))
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config: pytest.Config) -> None:  # noqa: D103
     config.pluginmanager.register(Durations(Path(os.environ["DURATIONS"]).resolve()), "durations-of-files")
 
 
