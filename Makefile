@@ -5,18 +5,37 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Processes that tests are dealt out to, a file to one.
 LANES ?= 2
-REAL := tests/e2e tests/spark tests/dashboard tests/security tests/fuzz $(patsubst %,lab/tests/test_%.py,bench chaos soak sparkbed testbed)
+PYTEST := $(BIN)/python -m pytest -n $(LANES) --dist loadscope
+REST := --ignore=tests/rules --ignore=src/thinwire/rules
+QUICK := tests/unit tests/contracts tests/golden tests/conformance tests/simulated src/thinwire
 
 # What `make fuzz` runs: one target or all, with so many inputs each.
 TARGET ?=
 INPUTS ?= 1000000
 
-.PHONY: demo test lint types layers tests browser docs fuzz matrix spark35 release-check format clean
+.PHONY: demo quick test test-all lint types layers rules browser docs fuzz matrix spark35 release-check format clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/spark_digits.py
 
-test: lint types layers tests
+# Some tests still watch the clock, which other programs may keep busy: a failure has a second run, by itself.
+tests = $(PYTEST) $(1) $(REST) || { test $$? = 1 && echo "Tests that failed, once more by themselves:" && \
+	$(BIN)/python -m pytest $(1) $(REST) --last-failed --last-failed-no-failures none -p randomly --randomly-seed=last; }
+
+# For each save: what starts no process and takes two minutes.
+quick: lint types layers rules
+	$(PYTEST) -m "not long and not processes" $(REST) $(QUICK)
+
+# What a change needs.
+test: lint types layers rules browser
+	$(call tests,-m "not long")
+
+# All there is: for a release, and for whoever changed what the long tests cover.
+test-all: lint types layers rules browser
+	$(call tests,)
+
+rules: $(STAMP)
+	$(BIN)/python -m pytest tests/rules src/thinwire/rules --cov=thinwire.rules --cov-fail-under=100 --cov-report=term-missing:skip-covered
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -27,13 +46,6 @@ types: $(STAMP)
 
 layers: $(STAMP)
 	$(BIN)/lint-imports --no-cache
-
-# What starts processes (REAL) watches the clock, which others may keep busy: a failure there has a second run, by itself.
-tests: $(STAMP) browser
-	$(BIN)/python -m pytest tests/rules src/thinwire/rules --cov=thinwire.rules --cov-fail-under=100 --cov-report=term-missing:skip-covered
-	$(BIN)/python -m pytest -n $(LANES) --dist loadscope --ignore=tests/rules --ignore=src/thinwire/rules $(REAL:%=--ignore=%)
-	$(BIN)/python -m pytest -n $(LANES) --dist loadscope $(REAL) || { test $$? = 1 && echo "Those that failed, once more by themselves:" && \
-		$(BIN)/python -m pytest $(REAL) --last-failed --last-failed-no-failures none -p randomly --randomly-seed=last; }
 
 # Tests of the dashboard drive a real Chromium; who may install it and has none gets it, the others skip those tests.
 browser:

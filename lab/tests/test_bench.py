@@ -12,7 +12,7 @@ def bench(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, timeout=280)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_overhead_gives_a_ratio_for_every_model_and_saves_it(tmp_path):
     done = bench("overhead", "--quick", "--json", "--save", str(tmp_path))

@@ -51,7 +51,7 @@ def poll(until: Any) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("strategy", ["relay", "parameter_table"])
 def test_a_run_under_chaos_ends_with_every_row_and_whole_checkpoints(
@@ -151,7 +151,7 @@ def test_a_worker_without_memory_to_take_fails_or_dies() -> None:
     assert "MemoryError" in told[1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_run_on_a_bad_machine_ends_with_every_row_and_whole_checkpoints(tmp_path: Path) -> None:
     if (why := Host.why_not()) is not None:

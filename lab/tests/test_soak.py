@@ -20,7 +20,7 @@ from thinwire_lab.soak.judge import Done, grown
 from thinwire_lab.testbed import Testbed
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_short_soak_keeps_its_rows_and_says_what_grew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--arena", "local", "--minutes", "0.5", "--every", "10", "--out", str(tmp_path), "--json"]
@@ -107,7 +107,7 @@ def test_what_cannot_be_soaked_is_refused(words: list[str], capsys: pytest.Captu
 
 
 @pytest.mark.skipif(Testbed.why_not() is not None, reason=str(Testbed.why_not()))
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_testbed_that_is_ended_from_outside_leaves_nothing(tmp_path: Path) -> None:
     mark = tmp_path / "there"
     inside = f"import pathlib, time; pathlib.Path({str(mark)!r}).touch(); time.sleep(100)"

@@ -132,7 +132,7 @@ def brief(command: str) -> str:
     return f"{command} --set train.epochs={3 if '--resume' in command else 2}"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "page", ["README.md", "docs/how-to/resume.md", "docs/how-to/watch.md", "docs/how-to/drills.md"]
@@ -196,7 +196,7 @@ def test_the_last_line_of_a_complaint_names_its_page(shell: Any) -> None:
 # -- runbook ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_the_runbook_s_commands_work_on_a_run_that_lost_a_worker(shell: Any) -> None:
     faults = "[{at_s=1, worker=1, seconds=1}]"

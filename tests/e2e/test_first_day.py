@@ -22,7 +22,7 @@ def program(page: Path) -> str:
     return "\n\n".join(body for language, body in parts(page) if language == "python")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_stranger_s_first_hour(shell: Any) -> None:
     page = TUTORIALS / "first-run.md"
@@ -41,7 +41,7 @@ def test_a_stranger_s_first_hour(shell: Any) -> None:
     assert (shell.folder / "signs.pt").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_then_a_table_of_ones_own_predictions_and_a_run_that_goes_on(shell: Any) -> None:
     pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'thinwire[spark]'")

@@ -69,7 +69,7 @@ def test_a_run_goes_on_while_the_disk_is_full_and_saves_again_when_it_is_not(dis
     assert newest.name.endswith("final")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_disk_that_stays_full_costs_what_came_after_the_last_checkpoint_and_no_more(disk: Path) -> None:
     out = disk / "run"
 

@@ -85,7 +85,7 @@ def test_gradients_are_those_of_the_same_network_in_torch(backend: str, tmp_path
     assert float(str(found["apart"])) < 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("backend", ["jax", "tensorflow"])
 def test_a_keras_model_comes_as_far_as_the_same_torch_model(backend: str, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def mnist(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(next(p.parent for p in folder.rglob("train-images*")))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_mnist_recipe_reaches_98_5_percent(mnist: str) -> None:
     line = [sys.executable, "-m", "thinwire.cli.main", "train", str(ROOT / "recipes" / "mnist.toml"), "--json"]
@@ -51,7 +51,7 @@ def _net() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_eventual_consistency_comes_as_far_as_synchronous_training(mnist: str) -> None:
     """Within half a point, each with the learning rate that suits it: a momentum of many updates is its own."""
@@ -75,7 +75,7 @@ def test_eventual_consistency_comes_as_far_as_synchronous_training(mnist: str) -
     assert eventual >= together - 0.005
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_lenet_out_of_layer_constructors_reaches_98_5_percent_over_an_rdd(mnist: str) -> None:
     line = [sys.executable, str(ROOT / "examples" / "sparknet_by_hand.py"), mnist]
@@ -84,7 +84,7 @@ def test_lenet_out_of_layer_constructors_reaches_98_5_percent_over_an_rdd(mnist:
     assert float(done.stdout.split()[-1]) >= 0.985
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_network_from_a_deep_belief_network_beats_a_random_start_on_1000_labels(mnist: str) -> None:
     """Machines learn from all rows without labels; then the same network is trained on 1,000 rows, both ways."""

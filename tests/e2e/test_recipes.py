@@ -83,7 +83,7 @@ def test_shakespeare_small(tmp_path: Path) -> None:
     assert found["val_loss"] < 3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_shakespeare_below_1_9_nats_a_character() -> None:
     text = os.environ.get("THINWIRE_SHAKESPEARE", str(SHAKESPEARE))

@@ -121,7 +121,7 @@ def test_the_metadata_are_those_of_pyproject(wheel: Path) -> None:
     assert b"thinwire = thinwire.cli.main:main" in held[entry]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_installed_wheels_work_outside_the_tree(wheel: Path, lab: Path, tmp_path: Path) -> None:
     """The environment is new and holds thinwire alone, then thinwire-lab too; the rest comes from here, after these."""

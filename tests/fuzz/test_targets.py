@@ -68,7 +68,7 @@ def test_the_how_to_lists_every_target() -> None:
     assert [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")] == list(TARGETS)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_fuzzer_runs_a_target_and_tells_of_it(tmp_path: Path) -> None:
     pytest.importorskip("atheris", reason="atheris is not installed: see the extra fuzz")
     command = [sys.executable, "-m", "tests.fuzz.run", "units", "--inputs", "2000", "--work", str(tmp_path)]

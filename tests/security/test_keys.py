@@ -66,7 +66,7 @@ def test_a_local_run_shows_no_secret(tmp_path: Path) -> None:
     assert list(files(tmp_path / "temporary")) == [], "nothing is left"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_runs_on_spark_show_no_secret(tmp_path: Path) -> None:
     """Over ports of the mesh, and over Spark's own jobs; with the code of one so large that it lies in a file."""
     pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'thinwire[spark]'")

@@ -104,7 +104,7 @@ def run(callbacks: list[Any], **more: Any) -> tw.Result:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("placement", "expected"),
     [(tw.Whole(), 3), (tw.TensorParallel(group_size=2), 6)],

@@ -68,7 +68,7 @@ def _damaged(data: bytes, chance: random.Random) -> bytes:
     return bytes(found)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_damaged_prototxts_are_refused_or_read() -> None:
     chance = random.Random(1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -85,7 +85,7 @@ def test_damaged_prototxts_are_refused_or_read() -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 512 << 10  # KiB
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_damaged_caffemodels_are_refused_or_read(tmp_path: Path) -> None:
     chance = random.Random(2)
     caffe.save(caffe.loads(NET), tmp_path / "whole.caffemodel")
@@ -104,7 +104,7 @@ def test_damaged_caffemodels_are_refused_or_read(tmp_path: Path) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 512 << 10
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_damaged_solvers_are_refused_or_read() -> None:
     chance = random.Random(3)
     outcomes = {"read": 0, "refused": 0}

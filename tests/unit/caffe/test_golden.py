@@ -118,7 +118,7 @@ def test_slices_splits_and_reshapes_without_any_shape_given() -> None:
     assert torch.equal(net(input=x)["output"], x.reshape(2, -1))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", _names("solvers"))
 def test_a_solver_takes_real_caffes_path(name: str) -> None:
     folder = files() / "golden"

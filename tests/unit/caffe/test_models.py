@@ -37,7 +37,7 @@ def test_lenet_is_as_good_as_real_caffe_found_it(folder: str, accuracy: float, l
     assert _tested(net, *mnist("t10k")) == pytest.approx((accuracy, loss), abs=5e-7)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("iteration", "accuracy", "loss"), [(4000, 0.6854, 0.937706), (5000, 0.7491, 0.748170)])
 def test_cifar10_quick_is_as_good_as_its_author_logged(iteration: int, accuracy: float, loss: float) -> None:
     at = files() / EVERPEACE
@@ -46,7 +46,7 @@ def test_cifar10_quick_is_as_good_as_its_author_logged(iteration: int, accuracy:
     assert _tested(net, *cifar10("test_batch")) == pytest.approx((accuracy, loss), abs=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_of_2014_goes_on_from_its_model_and_solver_state() -> None:
     """The first 100 of its last 1,000 iterations; a log of them all is in docs/how-to/caffe.md."""
     at = files() / EVERPEACE
