@@ -117,7 +117,9 @@ class GroupPublisher(Publisher):
         if "stop" in note:
             self._worker.stop()
         number, steps = int(note["publish"]), note.get("save")
-        if number > self.number:
+        if number <= self.number:  # heard of after a later one, or twice: others may want its buffers all the same
+            self._buffers.ask(f"buffers:{number}")
+        else:
             save = None if steps is None else name_of(number, int(steps))
             self._publish(number, model, joint, save, bool(note.get("evaluate")))
 

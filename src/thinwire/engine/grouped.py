@@ -275,7 +275,7 @@ class GroupWorker(Worker):
             **self.publisher.held._asdict(),
             rows=self.meter.rows,
             asked_by=next(iter(asked)) // self.plan.group_size if asked else -1,
-            concludes="conclude" in self.told,
+            concludes=self._concludes(),
             others_steps=len(self._held),
             generation=self._news[-1].generation if self._news else self.generation,
             number=self.publisher.said,
@@ -365,6 +365,7 @@ class GroupWorker(Worker):
     def _await_others(self, patience_s: float) -> None:
         """Goes on meeting: others may publish, or ask for the joint state, until all are done."""
         deadline = self.time.now() + patience_s
+        self._owes = self._owes and self._async  # the coordinator has been told how many rounds there are
         while True:
             self._take_signals(IDLE_S)
             if self.time.now() - self._reported > REPORT_S:
