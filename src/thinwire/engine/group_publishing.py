@@ -156,8 +156,10 @@ class GroupPublisher(Publisher):
             assert buffers is not None
             self._finish(publication, buffers)
             super()._await_verdict(number, evaluate)
-        elif what is Agreed.DROP and self._pending and self._pending[0].number == number:
-            self._buffers.drop(f"buffers:{self._pending.pop(0).number}")
+        elif what is Agreed.DROP:
+            if self._pending and self._pending[0].number == number:
+                self._buffers.drop(f"buffers:{self._pending.pop(0).number}")
+            self._worker.say("caught", published=number)  # other groups may see it through, and wait for its verdict
         return what
 
     def pass_over(self, last: int) -> None:

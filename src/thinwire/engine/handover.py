@@ -33,7 +33,7 @@ class Handover:
         merged here but still waits to be taken up.
         """
         worker = self._worker
-        # The replica of a worker alone is the joint model, and its steps change it until its group begins the generation
+        # Alone its replica is the joint model, which its steps change until its group begins the generation
         now = {peer: asked for peer, asked in self.asked.items() if not worker.alone or asked <= worker.generation}
         if not now:
             return
