@@ -323,8 +323,12 @@ class Coordinator:
 
     def _conclude(self) -> None:
         """All rows are done, and so many rounds landed with whoever launched them: all are to have them."""
-        landed = max((seat.landed for seat in self.membership.seats.values()), default=0)
-        self._broadcast({"t": "conclude", "landed": landed})
+        lane_of, landed = self.membership.groups.lane_of, dict[int, int]()
+        for seat in self.membership.seats.values():
+            landed[lane_of(seat.worker)] = max(seat.landed, landed.get(lane_of(seat.worker), 0))
+        for seat in self.membership.seats.values():
+            header = {"t": "conclude", "landed": landed[lane_of(seat.worker)]}
+            self._hub.send(seat.worker, seat.attempt, header)
 
     def _dismiss(self, workers: set[int]) -> None:
         """The run ends without these, whose group is not whole."""

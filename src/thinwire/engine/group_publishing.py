@@ -117,7 +117,9 @@ class GroupPublisher(Publisher):
         if "stop" in note:
             self._worker.stop()
         number, steps = int(note["publish"]), note.get("save")
-        if number > self.number:
+        if number <= self.number:  # heard of after a later one, or twice: others may want its buffers all the same
+            self._buffers.ask(f"buffers:{number}")
+        else:
             save = None if steps is None else name_of(number, int(steps))
             self._publish(number, model, joint, save, bool(note.get("evaluate")))
 
@@ -154,8 +156,10 @@ class GroupPublisher(Publisher):
             assert buffers is not None
             self._finish(publication, buffers)
             super()._await_verdict(number, evaluate)
-        elif what is Agreed.DROP and self._pending and self._pending[0].number == number:
-            self._buffers.drop(f"buffers:{self._pending.pop(0).number}")
+        elif what is Agreed.DROP:
+            if self._pending and self._pending[0].number == number:
+                self._buffers.drop(f"buffers:{self._pending.pop(0).number}")
+            self._worker.say("caught", published=number)  # other groups may see it through, and wait for its verdict
         return what
 
     def pass_over(self, last: int) -> None:

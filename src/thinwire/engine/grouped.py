@@ -98,6 +98,7 @@ class GroupWorker(Worker):
         same = isinstance(signal, Formed) and signal.group["n"] == self._meeting
         if isinstance(signal, Formed) and same and self._meets and not self._async:
             self._news.append(signal)
+            self._needs_state = signal.needs_state  # what the exchange waits for does not wait for the next meeting
         else:
             if isinstance(signal, Formed):
                 self._begin_generations(math.inf)  # in the order in which they formed
@@ -105,7 +106,7 @@ class GroupWorker(Worker):
 
     def _begin_generations(self, last: float) -> None:
         while self._news and self._news[0].generation <= last:
-            self._form(self._news.pop(0))
+            self._form(self._news.pop(0)._replace(needs_state=self._needs_state))  # the state may have come meanwhile
 
     def _form(self, formed: Formed) -> None:
         super()._form(formed)
@@ -134,6 +135,8 @@ class GroupWorker(Worker):
         self._owes = self._finished = False
         self.mean_gradient = None
         self._held = []
+        if self.served and (abandoned := self.served.abandon()) is not None:
+            self._snapshots.pop(abandoned, None)
         # Other groups may wait in a round for this worker, and its own group for a joint state that they have:
         # 1. worker 0 of group A waits in a round for worker 2 of group B, whose fellow 3 was replaced
         # 2. worker 2 waits for worker 3, which waits for the joint state of worker 1
@@ -203,7 +206,7 @@ class GroupWorker(Worker):
             if all(landed == most for landed, _ in told) or any(late for _, late in told):
                 return
             if self.landed < most:
-                self.exchange.follow(most)
+                self.exchange.follow(most, in_step=True)
                 while self.landed < most and self.time.now() <= until:
                     self._take_signals(0.1)
 
@@ -212,7 +215,7 @@ class GroupWorker(Worker):
         last = -1
         while last != self.exchange.next_round:
             last = self.exchange.next_round
-            self.exchange.follow(last)
+            self.exchange.follow(last, in_step=True)
             until = lambda last=last: self.exchange.follows_until == last  # noqa: E731
             self.wait(until, "its exchange", self.plan.deadlines.round_s)
         self.wait(lambda: self.landed >= last, "rounds", self.plan.deadlines.round_s)
@@ -275,7 +278,7 @@ class GroupWorker(Worker):
             **self.publisher.held._asdict(),
             rows=self.meter.rows,
             asked_by=next(iter(asked)) // self.plan.group_size if asked else -1,
-            concludes="conclude" in self.told,
+            concludes=self._concludes(),
             others_steps=len(self._held),
             generation=self._news[-1].generation if self._news else self.generation,
             number=self.publisher.said,
@@ -365,6 +368,7 @@ class GroupWorker(Worker):
     def _await_others(self, patience_s: float) -> None:
         """Goes on meeting: others may publish, or ask for the joint state, until all are done."""
         deadline = self.time.now() + patience_s
+        self._owes = self._owes and self._async  # the coordinator has been told how many rounds there are
         while True:
             self._take_signals(IDLE_S)
             if self.time.now() - self._reported > REPORT_S:

@@ -32,15 +32,17 @@ class Handover:
         Joint state, buffers and publications must be of one round, or the peer would miss a publication whose round is
         merged here but still waits to be taken up.
         """
-        now = {peer: asked for peer, asked in self.asked.items() if asked <= self._worker.generation}
-        if not now:  # or of a generation that this worker's group has yet to begin: until then its replica may change
+        worker = self._worker
+        # Alone its replica is the joint model, which its steps change until its group begins the generation
+        now = {peer: asked for peer, asked in self.asked.items() if not worker.alone or asked <= worker.generation}
+        if not now:
             return
-        joint = self._worker.joint
+        joint = worker.joint
         with joint.lock:
             if joint.landed != adopted:
                 return
             tree = self._tree()
-        worker, model = self._worker, tree["joint"]["state"][:1]
+        model = tree["joint"]["state"][:1]
         digest = worker.replica.parameters.digest(*model)
         for peer, generation in now.items():
             worker.exchange.donate(peer, tree, generation)

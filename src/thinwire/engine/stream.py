@@ -58,6 +58,10 @@ class Stream:
             self._feed(rest)
         self._feed = None
 
+    def drop(self) -> None:
+        """Backward has broken off: nothing more is told of."""
+        self._feed = None
+
     def _made(self, index: int, parameter: Tensor) -> None:
         late = self._feed is None or index in self._seen
         if late or parameter.grad is None or self._replica.spec.clip_norm is not None:
@@ -80,6 +84,8 @@ class Served:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._stream = Stream(worker.replica, worker.exchange.tuples)
+        self._making = -1
+        """The round whose gradient is being made; below 0 for none."""
 
     def begin(self, rows: int) -> None:
         """A gradient over so many rows is about to be made; it goes out as it is."""
@@ -90,14 +96,25 @@ class Served:
         weight = worker.strategy.weight(Share(round, 1, rows, worker.lead))
         scheduled = getattr(worker.strategy, "optimizer", None) is worker.replica.spec.optimizer
         worker.send_off(round, fragment, values, weight, rate=worker.replica.rate if scheduled else None)
+        self._making = round
 
     def end(self) -> None:
         """It is made: waits while too many are on their way."""
         worker = self._worker
         self._stream.end()
+        self._making = -1
         worker.replica.advance()
         worker.pace.launched()
         worker.await_round(worker.exchange.next_round - worker.strategy.in_flight)
+
+    def abandon(self) -> int | None:
+        """Gives up a gradient that will never be whole, which servers would wait for; returns its round."""
+        round, self._making = self._making, -1
+        if round < 0:
+            return None
+        self._stream.drop()
+        self._worker.exchange.abandon(round)
+        return round
 
 
 def average_gradient(worker: Worker, rows: int) -> bool:

@@ -81,6 +81,9 @@ class Member(ABC):
         self._since = 0  # the newest generation it shared in
         self.follows_until: float = 0
         """Rounds before this are others': it serves them and contributes nothing. All, when its own rows are done."""
+        self.in_step = False
+        """Whether this worker launches all further rounds itself, also those that begin while it waits for the joint
+        state: the other members of its group contribute to them."""
         self.digest = ""
         self.progress: dict[str, Any] = {}
         """What the next heartbeat says."""
@@ -111,6 +114,10 @@ class Member(ABC):
 
     def feed(self, round: int, keys: list[int]) -> None:
         """Sends tuples of a round whose values come one after the other; without tuples a round is launched whole."""
+        return
+
+    def abandon(self, round: int) -> None:
+        """Gives up a round whose values, fed one after the other, were never all made."""
         return
 
     @abstractmethod
@@ -170,9 +177,9 @@ class Member(ABC):
         self._rounds.tick()
         self._take_up_completed()
 
-    def follow(self, until: float) -> None:
+    def follow(self, until: float, *, in_step: bool = False) -> None:
         """Takes part in rounds before this one with nothing to contribute."""
-        self.follows_until = until
+        self.follows_until, self.in_step = until, in_step
 
     def estrange(self) -> None:
         """What the main thread has is no longer what the joint state says: it has to be given it anew."""

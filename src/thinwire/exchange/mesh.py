@@ -129,7 +129,8 @@ class Mesh(Member):
                 follow = self._passes_over(key)
             else:
                 behind = self._resend and round != trains[-1]  # a quorum went on without this worker
-                follow = self._needs_state or round < self.follows_until or behind
+                lacks = self._needs_state and not self.in_step
+                follow = lacks or round < self.follows_until or behind
             if not follow:
                 continue
             with self._numbering:

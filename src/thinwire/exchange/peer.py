@@ -115,9 +115,13 @@ class Peer:
         """Tells the first worker how far this one is, or what it wants to publish, outside of a round."""
         self.member.command(lambda: self.member.announce(note))
 
-    def follow(self, until: float) -> None:
-        """Takes part in rounds before this one without contributing."""
-        self.member.command(lambda: self.member.follow(until))
+    def follow(self, until: float, *, in_step: bool = False) -> None:
+        """Takes part in rounds before this one without contributing; in step with a group, in no other."""
+        self.member.command(lambda: self.member.follow(until, in_step=in_step))
+
+    def abandon(self, round: int) -> None:
+        """Gives up a launched round whose values were never made."""
+        self.member.command(lambda: self.member.abandon(round))
 
     @property
     def follows_until(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import hashlib
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from thinwire.cluster.simulated.fibers import VirtualTime
+from thinwire.engine.grouped import GroupWorker
 from thinwire.engine.joint import JointState
 from thinwire.engine.membership import Membership
 from thinwire.engine.publishing import Publisher
@@ -20,7 +22,8 @@ from thinwire.engine.worker import Worker
 from thinwire.exchange.member import Member
 from thinwire.exchange.mesh import Mesh
 
-PLACES = 512
+PLACES, PERIOD = 512, 2
+"""Steps that are marked, and the most between two rounds of the strategies whose steps are looked for."""
 LAST_SEEN = 64
 Owner = tuple[int, int]
 """A worker and its attempt."""
@@ -39,6 +42,10 @@ class Witness:
         """By worker and attempt, the positions of its steps and their rows."""
         self.places: dict[tuple[int, int, int], int] = {}
         """By worker, attempt and step, the place of its mark."""
+        self._stepped_at: dict[Owner, list[float]] = {}
+        """By worker and attempt, when it began each step."""
+        self._broken_at: list[float] = []
+        """When a group lost a worker, or members saw that it had."""
         self._held: dict[tuple[int, int, str, int], tuple[str, Owner]] = {}
         """By generation, rounds landed, kind and lane, the joint model's digest and who had it first."""
         self._members: dict[int, Any] = {}
@@ -62,6 +69,7 @@ class Witness:
         """Notes a step; returns its place."""
         done = self.steps.setdefault(owner, [])
         done.append((position, rows))
+        self._stepped_at.setdefault(owner, []).append(self.time.now())
         if len(self.places) == PLACES:
             return None
         return self.places.setdefault((*owner, len(done) - 1), len(self.places))
@@ -81,6 +89,8 @@ class Witness:
                 (Member, "_commit", self._formed),
                 (Member, "_take_state", self._formed),
                 (Membership, "beat", self._beaten),
+                (Membership, "lose", self._lost),
+                (GroupWorker, "_part_ways", self._lost),
             ):
                 stack.enter_context(mock.patch.object(kind, name, _followed(getattr(kind, name), after)))
             yield
@@ -121,6 +131,10 @@ class Witness:
                 raise BrokenInvariantError(f"worker {worker} had done {before} rows, its successor begins at {rows}")
             self._heard[worker] = rows
 
+    def _lost(self, whose: Any, found: Any) -> None:
+        if found is None or found:
+            self._broken_at.append(self.time.now())
+
     def _compare(self, member: Member, kind: str, values: Tensor | None) -> None:
         """Live workers of a generation that have landed as many rounds hold the same joint model."""
         if values is None:
@@ -152,6 +166,16 @@ class Witness:
     def _continues(before: Tensor, now: Tensor) -> bool:
         """Whether the one came of the other; a worker that took an older model over begins another line."""
         return bool(((before != 0) & (now == 0)).sum() == 0)
+
+    def _may_be_torn(self, place: int) -> bool:
+        """Whether a step is of a round during which a group broke: some of its members may have contributed by then.
+
+        The parts of other groups' steps in that round differ as well, since fewer share it.
+        """
+        worker, attempt, step = next(mark for mark, where in self.places.items() if where == place)
+        times = self._stepped_at[worker, attempt]
+        made = (bisect.bisect(times, broken) for broken in self._broken_at)  # steps begun by then
+        return any(abs(count - 1 - step) <= PERIOD for count in made)
 
     def _whose(self, places: list[int]) -> str:
         names = {place: f"{w}.{a}:{step}" for (w, a, step), place in self.places.items()}
@@ -192,9 +216,12 @@ class Witness:
         if self._ledger == "none":
             return
         parts = torch.chunk(model, self._group_size)
-        if self._group_size > 1 and self._ledger == "shares" and any(not torch.equal(parts[0], p) for p in parts):
+        if self._group_size > 1 and self._ledger == "shares":
             places = torch.stack([p != parts[0] for p in parts]).any(0).nonzero().flatten().tolist()
-            raise BrokenInvariantError(f"steps {self._whose(places)} are in some parts of the model and not in others")
+            if torn := [place for place in places if not self._may_be_torn(place)]:
+                raise BrokenInvariantError(
+                    f"steps {self._whose(torn)} are in some parts of the model and not in others"
+                )
         model = parts[0]
         allowed = {0.0, 1.0} if self._ledger == "ones" else {0.0, 1.0, 1 / 2, 1 / 3, 1 / 4}
         for value in sorted(set(model.tolist())):

@@ -119,6 +119,10 @@ class Table(Host):
             self._flights[round].held.difference_update(keys)
             self._send_off(round, set(keys))
 
+    def abandon(self, round: int) -> None:
+        if self._flights.pop(round, None) is not None:
+            self._land_answered()  # later rounds that only waited for this one
+
     def _send_off(self, round: int, keys: set[int]) -> None:
         """Sends what has no reply yet, beginning with another host than the other workers do."""
         if self._frozen:
@@ -150,6 +154,9 @@ class Table(Host):
         else:
             target.copy_(reply.values)
         flight.missing.discard(reply.key)
+        self._land_answered()
+
+    def _land_answered(self) -> None:
         while self._flights and not self._flights[min(self._flights)].missing:
             round = min(self._flights)
             done = self._flights.pop(round)
@@ -189,8 +196,8 @@ class Table(Host):
         elif "publish" in note:
             self._pages.ask(note)
 
-    def follow(self, until: float) -> None:
-        super().follow(until)
+    def follow(self, until: float, *, in_step: bool = False) -> None:
+        super().follow(until, in_step=in_step)
         if not self._frozen:
             self._say_how_far()
 
