@@ -134,6 +134,8 @@ class GroupWorker(Worker):
         of = {w: sum(formed.totals.get(w - w % size + p, 0) for p in range(size)) for w in formed.members}
         self.totals = {w: max(rows, self.totals.get(w, 0) if w in self._known else 0) for w, rows in of.items()}
         self._known = set(of)
+        if self._barrier and self._apart and formed.needs_state:
+            self.exchange.follow(math.inf)  # also once its state has come: fellows may still wait for theirs
         if formed.group["n"] != self._meeting:
             self._meeting, self._call = formed.group["n"], formed.group
             self._caught_up = False
