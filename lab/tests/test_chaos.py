@@ -30,6 +30,7 @@ from thinwire_lab.chaos.deeds import (
     starve_worker,
 )
 from thinwire_lab.chaos.host import Host
+from thinwire_lab.chaos.season import PLACEMENTS, placement_of
 
 
 @pytest.fixture
@@ -67,6 +68,27 @@ def test_a_run_under_chaos_ends_with_every_row_and_whole_checkpoints(
     assert all(bout["deeds"] and bout["rows"] for bout in told)
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == totals, "enough had been killed already"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_groups_under_chaos_end_with_every_row_and_whole_checkpoints(tmp_path: Path) -> None:
+    words = ["--seed", "4", "--strategies", "synchronous", "--placements", "planned", "--minutes", "0.01"]
+    assert main(["testbed", "chaos", *words, "--deeds", "4", "--out", str(tmp_path)]) == 0
+    told = json.loads((tmp_path / "chaos.json").read_text())
+    (bout,) = told["bouts"]
+    assert bout["placement"] == "planned"
+    assert bout["deeds"]
+    assert bout["wrong"] == []
+    assert told["totals"]["kills_in_groups"] == bout["kills"]
+
+
+def test_bouts_draw_placements_by_their_seeds() -> None:
+    drawn = [placement_of(seed) for seed in range(200)]
+    assert set(drawn) == set(PLACEMENTS)
+    assert 60 <= sum(each != "whole" for each in drawn) <= 100
+    assert drawn == [placement_of(seed) for seed in range(200)]
+    assert {placement_of(seed, ("planned", "pipeline")) for seed in range(20)} == {"planned", "pipeline"}
 
 
 @pytest.mark.parametrize("text", ["{}", "no", '{"bouts": [{"x": 1}]}'])
@@ -190,7 +212,14 @@ def test_what_went_wrong_ends_the_command() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["--arenas", "locla"], ["--strategies", "relais"], ["--minutes", "0"], ["--kills", "0"]]
+    "words",
+    [
+        ["--arenas", "locla"],
+        ["--strategies", "relais"],
+        ["--minutes", "0"],
+        ["--kills", "0"],
+        ["--placements", "plannd"],
+    ],
 )
 def test_what_cannot_be_played_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["testbed", "chaos", *words]) == 2

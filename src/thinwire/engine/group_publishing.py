@@ -74,6 +74,8 @@ class GroupPublisher(Publisher):
         self.joint_name = "joint" if not self.part else f"joint-{self.part}"
         self._queued: list[dict[str, Any]] = []
         self._over = 0
+        self._judging = 0, 0
+        """The last publication whose evaluation this member reported, and what it counted of states that came then."""
         self._ready: tuple[int, dict[str, Tensor] | None] = (0, None)
         """The publication that this member last spoke of, and the buffers that it said it had for it."""
 
@@ -127,7 +129,16 @@ class GroupPublisher(Publisher):
         return  # at the group's next meeting
 
     def _await_verdict(self, number: int, evaluate: bool) -> None:
-        return  # at the group's next meeting
+        return  # members go on meeting until they have it
+
+    @property
+    def awaits(self) -> bool:
+        """Whether a verdict has to come before the next step: under a barrier strategy a run goes the same way each
+        time.
+        """
+        number, caught = self._judging
+        waits = self._worker.strategy.timing == "barrier" and number not in self._verdicts
+        return waits and number > 0 and caught == self._caught
 
     def _wanted(self, number: int) -> bool:
         return number > self._over
@@ -155,7 +166,8 @@ class GroupPublisher(Publisher):
             buffers = self._ready[1]
             assert buffers is not None
             self._finish(publication, buffers)
-            super()._await_verdict(number, evaluate)
+            if evaluate:
+                self._judging = number, self._caught
         elif what is Agreed.DROP:
             if self._pending and self._pending[0].number == number:
                 self._buffers.drop(f"buffers:{self._pending.pop(0).number}")
@@ -164,7 +176,7 @@ class GroupPublisher(Publisher):
 
     def pass_over(self, last: int) -> None:
         """Publications up to this one were before the group came together."""
-        self._over = last
+        self._over, self._judging = last, (0, 0)
         self.number = max(self.number, last)
         self._pending = [p for p in self._pending if p.number > last]
         self._queued, self._again = [], {}
@@ -174,9 +186,10 @@ class GroupPublisher(Publisher):
         worker, crew = self._worker, self._member.replica.crew
         deadline = worker.time.now() + worker.plan.deadlines.conclude_s
         while True:
-            told = [Held(*each) for each in crew.tell(self.held)]
-            if self.act(told) in (Agreed.NOTHING, Agreed.UNHEARD):
+            told = [(Held(*held), verdict) for *held, verdict in crew.tell([*self.held, self.awaits])]
+            what = self.act([held for held, _ in told])
+            if what in (Agreed.NOTHING, Agreed.UNHEARD) and not any(verdict for _, verdict in told):
                 break
             self._member.idle(deadline, "the last publications")
         self._pending = []
-        self.number = int(max(said.heard for said in told))
+        self.number = int(max(held.heard for held, _ in told))

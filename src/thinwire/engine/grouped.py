@@ -9,6 +9,7 @@ members start from the joint model, as newcomers do.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -55,6 +56,25 @@ class Said(NamedTuple):
     @property
     def held(self) -> Held:
         return Held(self.heard, self.pending, self.ready, self.evaluates, self.saves)
+
+
+class Awaits(NamedTuple):
+    """What a member says while publications are seen through."""
+
+    heard: float
+    pending: float
+    ready: float
+    evaluates: float
+    saves: float
+    """These five are `Held`."""
+    asked_by: float
+    generation: float
+    verdict: float
+    """Whether it waits for one."""
+
+    @property
+    def held(self) -> Held:
+        return Held(*self[: len(Held._fields)])
 
 
 class GroupWorker(Worker):
@@ -114,6 +134,8 @@ class GroupWorker(Worker):
         of = {w: sum(formed.totals.get(w - w % size + p, 0) for p in range(size)) for w in formed.members}
         self.totals = {w: max(rows, self.totals.get(w, 0) if w in self._known else 0) for w, rows in of.items()}
         self._known = set(of)
+        if self._barrier and self._apart and formed.needs_state:
+            self.exchange.follow(math.inf)  # also once its state has come: fellows may still wait for theirs
         if formed.group["n"] != self._meeting:
             self._meeting, self._call = formed.group["n"], formed.group
             self._caught_up = False
@@ -246,13 +268,37 @@ class GroupWorker(Worker):
             self._see_through()
 
     def _see_through(self) -> None:
-        """Sees publications through that all members hold: other groups go into no round before."""
+        """Sees publications through that all members hold: other groups go into no round before.
+
+        Members go on meeting until they have the verdict:
+
+        1. group A, alone, evaluates the joint model
+        2. a generation forms: the verdict needs group B too, or word that B was handed the joint state
+        3. A hands it over once it has begun that generation, which members do when they meet
+        """
         deadline = self.time.now() + self.plan.deadlines.conclude_s
         while True:
-            self.idle(deadline, "evaluations to end")
-            told = [Held(*each) for each in self._crew.tell(self.publisher.held)]
-            if self.publisher.act(told) in (Agreed.NOTHING, Agreed.UNHEARD):
+            self.idle(deadline, "the verdict on an evaluation" if self.publisher.awaits else "evaluations to end")
+            told = [Awaits(*each) for each in self._crew.tell(self._waiting())]
+            self._begin_generations(min(said.generation for said in told))
+            self._give(told)
+            what = self.publisher.act([said.held for said in told])
+            if what in (Agreed.NOTHING, Agreed.UNHEARD) and not any(said.verdict for said in told):
                 return
+            if what is Agreed.SEE_THROUGH:
+                deadline = self.time.now() + self.plan.deadlines.conclude_s
+
+    def _waiting(self) -> Awaits:
+        return Awaits(*self.publisher.held, self._asked_by, self._newest, self.publisher.awaits)
+
+    @property
+    def _asked_by(self) -> int:
+        asked = self._handover.asked
+        return next(iter(asked)) // self.plan.group_size if asked else -1
+
+    @property
+    def _newest(self) -> int:
+        return self._news[-1].generation if self._news else self.generation
 
     def idle(self, deadline: float, what: str) -> None:
         """Takes signals for a moment; raises TimedOutError when the deadline has passed."""
@@ -271,16 +317,15 @@ class GroupWorker(Worker):
             elif not self._owes and self.strategy.due(self.pace.progress(self.exchange.next_round, self.lead)):
                 launch = True
                 what = self.publisher.decide() if self.lead else what
-        asked = self._handover.asked
         return Said(
             has_rows=batch is not None,
             stops=self._stopping,
             **self.publisher.held._asdict(),
             rows=self.meter.rows,
-            asked_by=next(iter(asked)) // self.plan.group_size if asked else -1,
+            asked_by=self._asked_by,
             concludes=self._concludes(),
             others_steps=len(self._held),
-            generation=self._news[-1].generation if self._news else self.generation,
+            generation=self._newest,
             number=self.publisher.said,
             launch=launch,
             evaluate=what[0],
@@ -319,7 +364,7 @@ class GroupWorker(Worker):
         else:
             super()._land(landed)
 
-    def _give(self, told: list[Said]) -> None:
+    def _give(self, told: Sequence[Said | Awaits]) -> None:
         """Under a barrier strategy fellows give away states of the same round, which is this one."""
         if not self._barrier or not self._handover.asked:
             self._asked_at = self.time.now()

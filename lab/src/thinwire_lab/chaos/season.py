@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import random
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,10 @@ EVERY_S = {"local": 1.5, "spark": 6.0, "bed": 6.0, "host": 3.0}
 """Between two deeds, on average: a replacement takes about as long to be there."""
 DEEDS = 12
 """In one bout, unless said; the rest of it is to end in peace."""
+PLACEMENTS = ("whole", "planned", "tensor_parallel", "pipeline")
+"""Kinds of placement; with all but the first a replica spans a group of workers."""
+GROUPED, GROUP_SIZE = 0.4, 2
+"""Share of bouts with groups where no placements are given, and the workers of a group."""
 SETTINGS = ("run.checkpoint_every=20", f"cluster.workers={WORKERS}", "train.optimizer.lr=0.01")
 
 
@@ -41,6 +46,7 @@ class Season:
         kills: after which none does; no limit unless given.
         out: a folder for the runs and the report.
         deeds: in one bout.
+        placements: kinds of placement, each as often; where none is given, `GROUPED` of all bouts have groups.
         about: what the report says of itself, such as date and machine.
     """
 
@@ -51,6 +57,7 @@ class Season:
     out: str
     kills: int | None = None
     deeds: int = DEEDS
+    placements: tuple[str, ...] = ()
     about: dict[str, Any] = field(default_factory=dict)
     reports: list[Report] = field(default_factory=list)
 
@@ -82,6 +89,7 @@ class Season:
             "deeds": sum(len(report.deeds) for report in self.reports),
             "kills": self.killed,
             **{f"kills_{arena}": self._killed_in(arena) for arena in sorted({each.arena for each in self.reports})},
+            "kills_in_groups": sum(report.kills for report in self.reports if report.placement != PLACEMENTS[0]),
             "workers_lost": sum(report.lost for report in self.reports),
             "resumed": sum(report.resumed for report in self.reports),
             "generations": sum(report.generations for report in self.reports),
@@ -93,11 +101,15 @@ class Season:
         return itertools.cycle([(strategy, arena) for strategy in self.strategies for arena in self.arenas])
 
     def _bout(self, arena: str, strategy: str, seed: int) -> Report:
-        out = os.path.join(self.out, f"{seed:04d}-{arena}-{strategy}")
+        placement = placement_of(seed, self.placements)
+        named = strategy if placement == PLACEMENTS[0] else f"{strategy}-{placement}"
+        out = os.path.join(self.out, f"{seed:04d}-{arena}-{named}")
         while os.path.exists(out) or os.path.exists(f"{out}.log"):  # of a bout that was not played to its end
             out += "-again"
         settings = [*SETTINGS, f"strategy.name={strategy}", f"train.epochs={EPOCHS[arena] * self.deeds // DEEDS}"]
         settings += ["cluster.max_restarts=1000"] if arena in ("local", "host") else ["cluster.kind=spark"]
+        if placement != PLACEMENTS[0]:
+            settings += [f"placement.kind={placement}", f"placement.group_size={GROUP_SIZE}"]
         with contextlib.ExitStack() as stack:
             bed = host = None
             folder, log = out, f"{out}.log"
@@ -114,7 +126,8 @@ class Season:
                 settings.append(f"cluster.master={bed.master}")
             words = [word for setting in settings for word in ("--set", setting)]
             places: dict[str, Any] = {"out": folder, "log": log, "bed": bed, "host": host}
-            bout = Bout(arena, strategy, seed, recipe=shipped()["digits"], settings=words, **places)
+            recipe = shipped()["digits"]
+            bout = Bout(arena, strategy, seed, recipe=recipe, settings=words, placement=placement, **places)
             report = bout.play(every_s=EVERY_S[arena], most=self.deeds)
             if folder != out and report.wrong and os.path.isdir(folder):  # the disk goes
                 shutil.copytree(folder, os.path.join(out, "run"))
@@ -142,6 +155,18 @@ def earlier(out: str) -> list[Report]:
             return [Report(**told) for told in json.load(file)["bouts"]]
     except (ValueError, LookupError, TypeError) as error:
         raise ConfigError(f"{path} is no report of a season ({error!r}); give another --out, or remove it") from error
+
+
+def placement_of(seed: int, among: tuple[str, ...] = ()) -> str:
+    """The placement of a bout: of these, or of all there are.
+
+    >>> placement_of(3, ("planned",)), placement_of(3) == placement_of(3)
+    ('planned', True)
+    """
+    chance = random.Random(f"placement {seed}")
+    if among:
+        return chance.choice(among)
+    return chance.choice(PLACEMENTS[1:]) if chance.random() < GROUPED else PLACEMENTS[0]
 
 
 def known_strategies() -> tuple[str, ...]:

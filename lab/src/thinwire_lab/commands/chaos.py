@@ -16,7 +16,7 @@ from thinwire_lab.bench.report import about
 from thinwire_lab.chaos import ARENAS, Report
 from thinwire_lab.chaos.bout import raise_if_wrong
 from thinwire_lab.chaos.host import Host
-from thinwire_lab.chaos.season import Season, known_strategies
+from thinwire_lab.chaos.season import PLACEMENTS, Season, known_strategies
 from thinwire_lab.sparkbed import SparkBed
 
 
@@ -24,6 +24,7 @@ def chaos(options: argparse.Namespace) -> int:
     """Plays bouts until the time is up; fails where one went wrong."""
     strategies = _among(options.strategies, known_strategies(), "--strategies")
     arenas = _among(options.arenas, tuple(ARENAS), "--arenas")
+    placements = _among(options.placements, PLACEMENTS, "--placements") if options.placements else ()
     if options.minutes <= 0 or options.deeds < 1 or (options.kills is not None and options.kills < 1):
         raise ConfigError("--minutes, --kills and --deeds are not possible below 1; give how long, or how many")
     for arena, why_not in (("bed", SparkBed.why_not), ("host", Host.why_not)):
@@ -33,14 +34,14 @@ def chaos(options: argparse.Namespace) -> int:
     os.makedirs(out, exist_ok=True)
     console = Console(stderr=True)
     words = f"thinwire testbed chaos --seed {options.seed} --deeds {options.deeds} --arenas {','.join(arenas)}"
-    given = (options.seed, arenas, strategies, options.minutes, out, options.kills, options.deeds)
+    given = (options.seed, arenas, strategies, options.minutes, out, options.kills, options.deeds, placements)
     season = Season(*given, about=about(words))
 
     def told(report: Report) -> None:
         state = f"[red]{report.wrong[0]}[/]" if report.wrong else f"{report.rows:,} rows, as many as there are"
         console.print(
-            f"{report.strategy} ({report.arena}): {len(report.deeds)} deeds, {report.kills} kills, {report.lost} lost, "
-            f"{report.resumed} resumed, {report.seconds:.0f} s: {state}",
+            f"{report.strategy}, {report.placement} ({report.arena}): {len(report.deeds)} deeds, {report.kills} kills, "
+            f"{report.lost} lost, {report.resumed} resumed, {report.seconds:.0f} s: {state}",
             highlight=False,
         )
 

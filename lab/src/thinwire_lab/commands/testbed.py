@@ -40,6 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     chaos.add_argument("--deeds", type=int, default=12, metavar="N", help="in one bout (12)")
     chaos.add_argument("--arenas", default="local", metavar="NAME,…", help="local, spark, bed, host (local)")
     chaos.add_argument("--strategies", metavar="NAME,…", help="in turn; all unless given")
+    chaos.add_argument("--placements", metavar="NAME,…", help="drawn by the seed; whole and groups of two unless given")
     chaos.add_argument("--out", metavar="DIR", help="for the runs and the report; goes on with what is there")
     chaos.add_argument("--json", action="store_true", help="print the totals as JSON")
     soak = acts.add_parser("soak", help="a long run in which a worker dies again and again, and what it comes to hold")
