@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import logging
+import os
+import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from thinwire.cluster.base import Site
+from thinwire.data import Loader, Position, Sampler, Shard, write_shard
+from thinwire.data.feeds import Wanted
 from thinwire.errors import ConfigError, nearest
+from thinwire.job import Columns
 from thinwire.models.boltzmann import free_energy_gap, reconstruction_error
 from thinwire.placement import Pipeline, Placement, Whole
 from thinwire.replicas import Algorithm, BackPropagation, ContrastiveDivergence, TrainSpec
+from thinwire.replicas.labels import labels_of
 from thinwire.replicas.objectives import Metric, NamedOptimizer, NamedScheduler, Objective, metrics_of
 from thinwire.replicas.searches import needs_closure
+from thinwire.replicas.torch import build_module
 from thinwire.rules.compression import codec as codec_by_name
 from thinwire.strategies import Measured, Relay, Served, Strategy, name_of
 from thinwire.strategies import strategy as strategy_by_name
+
+_log = logging.getLogger("thinwire.run")
 
 
 def strategy_for(given: Strategy | str | None) -> Strategy:
@@ -87,7 +100,7 @@ def placement_for(given: Placement | None, strategy: Strategy, carrier: str, whe
 def metrics_for(given: Sequence[str] | Mapping[str, Metric] | None, loss: object) -> Any:
     """What is measured; accuracy where the loss is one of classes."""
     if given is None:
-        return ("accuracy",) if loss in ("cross_entropy", "nll", "bce_with_logits") else ()
+        return ("accuracy",) if labels_of(loss).scores else ()
     return dict(given) if isinstance(given, Mapping) else tuple(given)
 
 
@@ -149,3 +162,61 @@ def columns_for(
     if not found:
         raise ConfigError(f"no input columns are left in {list(present)}; name them with inputs=[…]")
     return found
+
+
+def wanted_for(
+    model: Any, spec: TrainSpec, columns: Columns, *, transform: bool, validation: Any, indicator: str | None
+) -> Wanted:
+    """What a run needs of its data, and what is to be looked at in it before anything starts.
+
+    Args:
+        model: what a worker builds its network from.
+        spec: how it is trained.
+        columns: what is what in the data, with the transform that the data itself brings.
+        transform: whether the user's own transform makes columns: then all are read, and labels are looked at as they
+            come out of it, on the workers.
+        validation: what `fit` was given.
+        indicator: a column that is true for validation rows.
+    """
+    label = None if transform else columns.label
+    classes = label is not None and columns.labels.kind == "classes"
+    return Wanted(
+        columns=None if transform else (*columns.inputs, *(n for n in (columns.label, columns.weight) if n)),
+        validation=float(validation) if isinstance(validation, float | int) else 0.0,
+        indicator=indicator,
+        seed=spec.seed,
+        label=label,
+        labels=columns.labels,
+        measure=functools.partial(output_shape, model, spec.seed, columns) if classes else None,
+    )
+
+
+def output_shape(model: Any, seed: int, columns: Columns, row: Any) -> tuple[int, ...] | None:
+    """The shape of the network's output for one row, run through it here; None where that does not work.
+
+    A network that cannot run here is no mistake, or one that the workers tell of.
+    """
+    drawn = np.random.get_state()
+    try:
+        with tempfile.TemporaryDirectory(prefix="thinwire-") as folder, torch.random.fork_rng(devices=()):
+            path = os.path.join(folder, "row")
+            write_shard(path, [row], row.schema)
+            loader = Loader(
+                Shard.open(path),
+                Sampler(1, 1, seed, 0),
+                inputs=columns.inputs,
+                label=None,
+                transform=columns.transform,
+                prefetch=0,
+            )
+            batch = next(loader.batches(Position(), 1))
+            with warnings.catch_warnings(), torch.no_grad():
+                warnings.simplefilter("ignore")
+                module = copy.deepcopy(model) if isinstance(model, nn.Module) else build_module(model, seed)
+                found = module.cpu().eval()(*batch.inputs)
+        return tuple(found.shape[1:])
+    except Exception as error:
+        _log.info("the number of the model's outputs is not known here: %s: %s", type(error).__name__, error)
+        return None
+    finally:
+        np.random.set_state(drawn)

@@ -36,6 +36,7 @@ from thinwire.exchange.spark.rounds import SparkMesh
 from thinwire.exchange.table.table import Table
 from thinwire.placement import Crew, GroupReplica, Placement, Whole, between_processes, part_of
 from thinwire.replicas import TorchReplica, TrainSpec
+from thinwire.replicas.labels import ANY, Labels
 from thinwire.replicas.torch import resolve_device
 from thinwire.strategies import Strategy
 
@@ -50,8 +51,10 @@ class Columns:
 
     inputs: tuple[str, ...]
     label: str | None
-    weight: str | None
-    transform: Transform | None
+    labels: Labels = ANY
+    """What the loss takes."""
+    weight: str | None = None
+    transform: Transform | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +102,7 @@ class ShardBatches:
             Loader,
             inputs=columns.inputs,
             label=columns.label,
+            labels=columns.labels,
             weight=columns.weight,
             transform=columns.transform,
             device=device,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,7 +26,7 @@ _log = logging.getLogger("thinwire.run")
 
 
 class RunLog:
-    """Appends events as they happen; on a store that cannot append they are written whole at the end."""
+    """Appends events as they happen; for a store that cannot append, to a file here that it gets whole at the end."""
 
     def __init__(self, out: str | None, callbacks: Sequence[Listener] = (), *, clock: Clock = time.time) -> None:
         self._clock = clock
@@ -34,19 +35,22 @@ class RunLog:
                 raise ConfigError(f"callback {callback!r} cannot be called; give functions of one event")
         self._listeners = list(callbacks)
         self._url = None if out is None else f"{out.rstrip('/')}/events.jsonl"
-        self._lines: list[str] = []
         self._file: _Lines | None = None
         if self._url is not None:
             filesystem, path = fsspec.url_to_fs(self._url)
             if "file" in filesystem.protocol:
                 try:
                     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-                    self._file = _Lines(path)
+                    self._file = _Lines(open(path, "a+b", buffering=0), path)  # noqa: SIM115 - as long as the run lasts
                 except OSError as error:
                     raise ConfigError(
                         f"out = {out!r} cannot be written to ({error.strerror}: {error.filename!r}); it must be "
                         "a folder, or a place where one can be made. Name another, or change its owner or mode."
                     ) from error
+                self._url = None
+            else:
+                file = tempfile.TemporaryFile("a+b", buffering=0)  # noqa: SIM115
+                self._file = _Lines(file, "the file that events wait in")
 
     def listen(self, listener: Listener) -> None:
         """Adds someone who is told of every event."""
@@ -63,30 +67,29 @@ class RunLog:
         line = event.to_json()
         if self._file is not None:
             self._file.write(line, frequent=isinstance(event, FREQUENT))
-        elif self._url is not None:
-            self._lines.append(line)
         answers = [listener(event) for listener in self._listeners]  # everyone hears of it
         return True in answers
 
     def close(self, last: Event) -> None:
         """Writes the last event and lets go of the file."""
         self.emit(last)
-        if self._file is not None:
+        if self._file is None:
+            return
+        try:
+            if self._url is not None:
+                write_file(self._url, self._file.whole())
+        except CheckpointError as error:  # no reason to lose the model, which is about to be handed back
+            _log.warning("the events could not be written: %s", error)
+        finally:
             self._file.close()
             self._file = None
-        elif self._url is not None:
-            try:
-                write_file(self._url, ("\n".join(self._lines) + "\n").encode())
-            except CheckpointError as error:  # no reason to lose the model, which is about to be handed back
-                _log.warning("the events could not be written: %s", error)
 
 
 class _Lines:
     """A file of lines that a full disk holds up and does not end: they are kept until there is room."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - open for as long as the run lasts
+    def __init__(self, file: Any, path: str) -> None:
+        self._file, self._path = file, path
         self._waiting = b""
         if self._file.seek(0, os.SEEK_END):
             self._file.seek(-1, os.SEEK_END)
@@ -106,6 +109,11 @@ class _Lines:
             if not self._told:
                 self._told = True
                 _log.warning("%s cannot be written to (%s); what happens is kept until it can", self._path, error)
+
+    def whole(self) -> bytes:
+        """All lines, those that are waiting too."""
+        self._file.seek(0)
+        return bytes(self._file.read()) + self._waiting
 
     def close(self) -> None:
         self._file.close()

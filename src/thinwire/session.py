@@ -26,11 +26,11 @@ from thinwire.checks import (
     placement_for,
     refuse_impossible,
     strategy_for,
+    wanted_for,
 )
 from thinwire.cluster.base import Cluster, Site
 from thinwire.cluster.frames import is_frame
 from thinwire.cluster.local import Local
-from thinwire.data.feeds import Wanted
 from thinwire.driver import Earlier, Run
 from thinwire.engine.deadlines import Deadlines
 from thinwire.engine.outcome import Policy
@@ -44,6 +44,7 @@ from thinwire.models import model_by_name
 from thinwire.placement import Placement, Whole
 from thinwire.replicas import Algorithm, BackPropagation, TrainSpec
 from thinwire.replicas.keras import KerasModule, is_keras
+from thinwire.replicas.labels import labels_of
 from thinwire.replicas.objectives import (
     Loss,
     Metric,
@@ -207,11 +208,14 @@ def fit(
         opened = where.open(data, validation)
         where.look(out, ports=carrier != "spark")
         names = columns_for([n for n in opened.names if n != opened.indicator], inputs, label, weight)
-        wanted = Wanted(
-            columns=None if transform is not None else (*names, *(n for n in (label, weight) if n)),
-            validation=float(validation) if isinstance(validation, float | int) else 0.0,
+        columns = Columns(inputs=names, label=label, labels=labels_of(loss), weight=weight, transform=opened.transform)
+        wanted = wanted_for(
+            factory,
+            spec,
+            columns,
+            transform=transform is not None,
+            validation=validation,
             indicator=opened.indicator,
-            seed=seed,
         )
         dealt = opened.deal(wanted, folder)
         store = CheckpointStore(f"{out.rstrip('/')}/checkpoints") if out is not None else None
@@ -240,7 +244,7 @@ def fit(
             feed=dealt.feed,
             exchange=carrier,
             silence_s=120.0 if carrier == "spark" else 30.0,
-            columns=Columns(inputs=names, label=label, weight=weight, transform=in_turn(opened.transform, transform)),
+            columns=dataclasses.replace(columns, labels=dealt.labels, transform=in_turn(opened.transform, transform)),
             batch_size=batch_size,
             wire=wire,
             checkpoints=None if store is None else store.url,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
 import statistics
@@ -14,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS, RELAY, TUNE = "benchmarks/README.md", "docs/strategies/relay.md", "docs/how-to/tune.md"
-CHOOSING = "docs/tutorials/choosing-a-strategy.md"
+CHOOSING, PLACE = "docs/tutorials/choosing-a-strategy.md", "docs/how-to/place.md"
 RACES = ("ratio 1 at 1gbit", "ratio 1 at 100mbit", "ratio 10 at 100mbit", "ratio 30 at 50mbit")
 NUMBER = r"\**([-−]?\d[\d,]*(?:\.\d+)?)\**"
 
@@ -65,6 +66,114 @@ def gains(method: str) -> list[float]:
     """MPCA's Fig. 13c: seconds of one worker over those of 2, 4 and 8."""
     alone = statistics.mean(r["seconds"] for r in result("papers")["alone"])
     return [alone / r["seconds"] for r in result("papers")["gain"] if r["strategy"].startswith(method + "(")]
+
+
+def papers(key: str, *, workers: int | None = None) -> list[dict[str, Any]]:
+    return [r for r in result("papers")[key] if workers is None or r["workers"] == workers]
+
+
+def alone() -> float:
+    """Steps to the papers' target with one worker."""
+    return statistics.mean(r["steps"] for r in papers("alone"))
+
+
+def period(run: dict[str, Any]) -> int:
+    return int(re.findall(r"period=(\d+)", run["strategy"])[0])
+
+
+def fig3(workers: int, *periods: int) -> list[float]:
+    """SparkNet's: gain in steps by period, where communication is free."""
+    steps = {period(r): r["steps"] for r in papers("sparknet", workers=workers)}
+    return [alone() / steps[each] for each in periods]
+
+
+def fig4() -> list[float]:
+    """SparkNet's: gain of 8 workers with the best period, where an exchange takes 1, 10, 50 and 100 steps."""
+    steps = {period(r): r["steps"] for r in papers("sparknet", workers=8)}
+    return [max(alone() / (n * (1 + cost / each)) for each, n in steps.items()) for cost in (1, 10, 50, 100)]
+
+
+def fig7(*periods: int) -> list[float]:
+    """SparkNet's: mean accuracy between 100 and 150 s, where an exchange takes 12 steps."""
+    curves = {period(r): r["curve"] for r in papers("sparknet", workers=8)}
+    return [
+        100 * statistics.mean(c[2] for c in curves[each] if 100 <= c[0] * (1 + 12 / each) * 0.1 <= 150)
+        for each in periods
+    ]
+
+
+def ahead(key: str, *borders_s: float) -> list[float]:
+    """MPCA's Fig. 10: points by which every second run is ahead of the one before it, mean by stretch of time."""
+    runs = papers(key)
+    points = [
+        (
+            first[1],
+            statistics.mean(
+                100 * (b["curve"][i][2] - a["curve"][i][2]) for a, b in zip(runs[::2], runs[1::2], strict=True)
+            ),
+        )
+        for i, first in enumerate(runs[0]["curve"])
+    ]
+    stretches = itertools.pairwise((0.0, *borders_s, 1e9))
+    return [statistics.mean(value for at, value in points if low <= at < high) for low, high in stretches]
+
+
+def lost_to_staleness() -> list[float]:
+    """DeepSpark's Fig. 5: d and n / d."""
+    gained = {r["workers"]: alone() / r["steps"] for r in papers("discrepancy")}
+    return [*(n / gain for n, gain in gained.items()), *gained.values()]
+
+
+def gained(method: str, ratio: float | None = 11.6, *, lr: float = 0.01, **knobs: Any) -> float:
+    """The time in which one worker comes as far, over that of a run with small batches."""
+    trials = result("gains")["trials"]
+    alone = sorted((t["train_seconds"], t["accuracy"]) for t in trials if t["workers"] == 1)
+    (found,) = (
+        t for t in trials
+        if t["workers"] == 8 and (t["method"], t["ratio"], t["lr"]) == (method, ratio, lr)
+        and (method != "relay" or t["knobs"] == knobs)
+    )  # fmt: skip
+    for (before_s, before), (after_s, after) in itertools.pairwise([(0.0, 0.1), *alone]):
+        if after >= found["accuracy"]:
+            share = (found["accuracy"] - before) / (after - before)
+            return float(before_s + share * (after_s - before_s)) / (result("gains")["steps"] * 0.1)
+    raise AssertionError("one worker never came as far")
+
+
+def equal_rows(ratio: int, **knobs: Any) -> list[float]:
+    """Per cent by which Relay's loss is above plain SGD's, and the standard error."""
+    lines = (ROOT / "benchmarks" / "results" / "equal_rows.jsonl").read_text().splitlines()
+    runs = [r for r in map(json.loads, lines) if (r["ratio"], r["knobs"]) == (ratio, knobs)]
+    above = [100 * (r["relay"] / r["plain"] - 1) for r in runs]
+    return [statistics.mean(above), statistics.stdev(above) / len(above) ** 0.5]
+
+
+def plain_losses() -> list[float]:
+    lines = (ROOT / "benchmarks" / "results" / "equal_rows.jsonl").read_text().splitlines()
+    found = [json.loads(line)["plain"] for line in lines]
+    return [min(found), max(found)]
+
+
+def told(name: str, part: str, what: str) -> list[float]:
+    """The numbers in the words of a benchmark's row."""
+    (found,) = (r["detail"] for r in result(name)["rows"] if (r["part"], r["name"]) == (part, what))
+    return [float(each) for each in re.findall(r"\d+\.\d+", found)]
+
+
+def busy(race: int) -> float:
+    """Of Relay, evaluations and all: the mean over its seeds."""
+    relay = result("comparison")["measured"]["races"][race]["methods"]["relay"]
+    return statistics.mean(each["busy"] for each in (relay, *relay["again"]))
+
+
+def evaluations(race: int, method: str) -> list[int]:
+    found = result("comparison")["measured"]["races"][race]["methods"][method]
+    counts = [len(each["history"]) for each in (found, *found.get("again", ()))]
+    return sorted({min(counts), max(counts)})
+
+
+def gpu(*methods: str) -> list[float]:
+    return [result("gpu")["of_the_steps_without"][each] for each in methods]
 
 
 def short() -> list[float]:
@@ -215,6 +324,108 @@ CLAIMS: list[tuple[str, str, Callable[[], list[float]]]] = [
         ],
     ),
     (RELAY, "and {} with ten fragments and μ = 0 (R = 64)", lambda: [drift(64.0, 0.1, momentum=0.0)]),
+    (
+        RELAY,
+        "it has {} with the whole model in 8 bits landing one step late (R = 1), {} with three",
+        lambda: [
+            drift(1.0, 0.1, momentum=0.0, bits=8, fragments=1),
+            drift(11.6, 0.1, momentum=0.0, bits=8, fragments=3),
+        ],
+    ),
+    (
+        RELAY,
+        "0.025 it is {} with μ = 0 against {} free",
+        lambda: [drift(11.6, 0.025, momentum=0.0), drift(None, 0.025, "free")],
+    ),
+    (RELAY, "0.025 with μ = 0.5 has {} at R", lambda: [drift(11.6, 0.025, momentum=0.5)]),
+    (
+        RELAY,
+        "above plain SGD's with μ = 0 (five seeds) and {} ± {} % with 0.3",
+        lambda: equal_rows(30, fragments=9, momentum=0.3),
+    ),
+    (RELAY, "after 500 steps is {} ± {} % above plain", lambda: equal_rows(30, fragments=9, momentum=0.0)),
+    (
+        BENCHMARKS,
+        "Relay is {} ± {} % above plain SGD at ratio 10 and {} ± {} % at 30",
+        lambda: equal_rows(10) + equal_rows(30),
+    ),
+    (BENCHMARKS, "after 500 steps lies between {} and {} over twelve seeds", plain_losses),
+    (
+        BENCHMARKS,
+        "every ten steps: `busy` in the summary | {} | {} | {} | {} |",
+        lambda: [busy(race) for race in range(4)],
+    ),
+    (
+        BENCHMARKS,
+        "at ratio 10 SparkNet {}, EASGD {} to {} and MPCA {} to {}, and at ratio 30 SparkNet {}, EASGD {} and MPCA {}",
+        lambda: [n for race in (2, 3) for method in (SPARKNET, EASGD, MPCA) for n in evaluations(race, method)],
+    ),
+    (
+        BENCHMARKS,
+        "8 workers: {} at τ = 1, {} at 10, {} at 50, {} at 100; 4 workers: {}, {}, {}, {}; 2: {}, {}, {}, not reached",
+        lambda: fig3(8, 1, 10, 50, 100) + fig3(4, 1, 10, 50, 100) + fig3(2, 1, 10, 50),
+    ),
+    (BENCHMARKS, "8 workers gain {} there, {} where it takes 10, {} at 50, {} at 100 |", fig4),
+    (
+        BENCHMARKS,
+        "10, 50 and 100 average {}, {} and {} %: close, 50 slightly ahead; τ = 1 averages {} %",
+        lambda: fig7(10, 50, 100, 1),
+    ),
+    (
+        BENCHMARKS,
+        "ahead by {} points on average in the first 30 s and by {} after that",
+        lambda: ahead("extrapolation", 30),
+    ),
+    (
+        BENCHMARKS,
+        "ahead by {} points on average in the first minute, {} in the second and {} in the last two",
+        lambda: ahead("stragglers", 60, 120),
+    ),
+    (BENCHMARKS, "d = {}, {}, {}, {}; n / d = {}, {}, {}, {} |", lost_to_staleness),
+    (BENCHMARKS, "free communication gains {} at 0.01.", lambda: [gained("free", None)]),
+    (
+        BENCHMARKS,
+        "default settings gains {}, MPCA {}, SparkNet {} and EASGD {}; `Relay` at 64 gains {}.",
+        lambda: [*(gained(method) for method in ("relay", MPCA, SPARKNET, EASGD)), gained("relay", 64.0)],
+    ),
+    (
+        BENCHMARKS,
+        "which the others were not: {} (rate 0.02, μ = 0.3) and {} (0.01, μ = 0.5)",
+        lambda: [gained("relay", lr=0.02, momentum=0.3), gained("relay", momentum=0.5)],
+    ),
+    (
+        BENCHMARKS,
+        "Relay {} and MPCA {} times the steps of no exchange, SparkNet, which waits, {}.",
+        lambda: gpu("relay", MPCA, SPARKNET),
+    ),
+    (
+        BENCHMARKS,
+        "| until all is shown, once the server has read it | {} s",
+        lambda: rows("dashboard", "page", "until all is shown when the server has read it"),
+    ),
+    *(
+        (
+            BENCHMARKS,
+            f"| {kind}, {threads} | {{}} |",
+            functools.partial(rows, "overhead", "one worker ÷ bare loop", f"{kind}, {threads}"),
+        )
+        for kind in ("mlp", "cnn")
+        for threads in ("1 thread", "2 threads")
+    ),
+    *(
+        (
+            BENCHMARKS,
+            f"| {name}, {rate} | {{}} / {{}} s |",
+            functools.partial(told, "forecast", "time per round, off by", f"{name.lower()} at {rate}"),
+        )
+        for name in ("Synchronous", "SparkNet", "MPCA")
+        for rate in ("1gbit", "100mbit")
+    ),
+    (
+        PLACE,
+        "takes {} s by rows, {} s by features and {} s as planned",
+        lambda: told("placement", "steps a second", "hybrid over the better of data and model"),
+    ),
     (RELAY, "{} against {} after 2,400 steps", lambda: [RESNET20("relay", 11.6), RESNET20("free")]),
     (RELAY, "{} against {} after 1,000 steps", short),
     (TUNE, "from {} to {} % where an exchange takes 64 steps", lambda: [DEEP("relay", 64.0), WARM("relay", 64.0)]),

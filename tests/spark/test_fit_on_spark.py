@@ -185,6 +185,42 @@ def test_pipeline_vectors_weights_and_a_validation_column(spark: Any, digits: An
     assert made.transform(frame.limit(5)).filter("prediction is not null").count() == 5
 
 
+def test_labels_of_a_string_indexer_are_classes_and_predictions_go_back_to_names(spark: Any) -> None:
+    """What Spark ML's own stages make: labels are doubles, inputs are vectors."""
+    from pyspark.ml import Pipeline
+    from pyspark.ml.evaluation import MulticlassClassificationEvaluator
+    from pyspark.ml.feature import IndexToString, StringIndexer, VectorAssembler
+
+    kinds = ("oak", "elm", "ash")
+    rows = [(kinds[i % 3], float(i % 3 == 0), float(i % 3 == 1), i / 90) for i in range(90)]
+    frame = spark.createDataFrame(rows, "kind string, a double, b double, c double")
+    indexed = StringIndexer(inputCol="kind", outputCol="label", stringOrderType="alphabetAsc")
+    stages = [
+        indexed,
+        VectorAssembler(inputCols=["a", "b", "c"], outputCol="features"),
+        estimator(
+            model=lambda: nn.Linear(3, 3), input_cols=["features"], num_workers=2, epochs=1, batch_size=2,
+            strategy=tw.SparkNet(period=5), optimizer="sgd", learning_rate=1.0, validation=0.2,
+        ),
+        IndexToString(inputCol="prediction", outputCol="named", labels=sorted(kinds)),
+    ]  # fmt: skip
+    made = Pipeline(stages=stages).fit(frame)
+    assert made.stages[2].history[-1]["val_accuracy"] > 0.9
+    found = made.transform(frame)
+    assert {f.name: f.dataType.typeName() for f in found.schema.fields}["prediction"] == "double"
+    for metric in ("accuracy", "logLoss"):
+        assert 0.0 < MulticlassClassificationEvaluator(metricName=metric).evaluate(found) <= 1.0
+    assert found.filter("named = kind").count() > 80
+
+
+def test_a_label_that_is_no_class_is_refused_where_rows_are_dealt(spark: Any) -> None:
+    rows = [([float(i), 1.0], 7.0 if i == 11 else float(i % 3)) for i in range(40)]
+    frame = spark.createDataFrame(rows, "x array<double>, label double")
+    told = r"column 'label' of worker \d's rows has 1 value that is no class(?s:.)* 7\.0 in row \d+(?s:.)*has 3 outputs"
+    with pytest.raises(WorkerError, match=told):
+        tw.fit(lambda: nn.Linear(2, 3), frame, inputs=["x"], cluster=tw.Spark(workers=2), progress=False)
+
+
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_cross_validation_chooses_between_two(digits: Any) -> None:
     from pyspark.ml.evaluation import MulticlassClassificationEvaluator

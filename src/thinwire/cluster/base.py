@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from thinwire.data import ShardFiles, Source, open_source, split
+from thinwire.data import ShardFiles, Source, open_source, select, split
 from thinwire.data.feeds import Beside, Feed, Fetched, Server, Wanted
 from thinwire.engine.clock import Time
 from thinwire.engine.deadlines import Deadlines
 from thinwire.engine.ports import Hub, Wire, Workforce
 from thinwire.placement import Crew, GroupReplica
 from thinwire.replicas import TorchReplica
+from thinwire.replicas.labels import Labels
 
 
 class Entry(Protocol):
@@ -46,6 +47,8 @@ class Dealt:
     """Data on its way to workers."""
 
     feed: Feed
+    labels: Labels
+    """What the loss takes, with what the model's output for one row has told."""
     rows: int | None = None
     """Training rows, where they are known before workers have read them."""
     validation_rows: int | None = None
@@ -156,6 +159,7 @@ class DriverData:
         self.indicator: str | None = None
 
     def deal(self, wanted: Wanted, folder: str) -> Dealt:
+        wanted = wanted.measured(self._first(wanted) if wanted.measure is not None else None)
         held = wanted.validation if self._held is None or isinstance(self._held, float | int) else self._held
         files: list[ShardFiles] = split(
             self._source,
@@ -164,8 +168,14 @@ class DriverData:
             validation=held,
             seed=wanted.seed,
             columns=wanted.columns,
+            label=wanted.label,
+            labels=wanted.labels,
         )
         rows = sum(f.num_rows for f in files), sum(f.num_validation_rows for f in files)
         if self._shared_disk:
-            return Dealt(Beside(tuple(files)), *rows)
-        return Dealt(Fetched(files[0].validation is not None), *rows, server=Server(files))
+            return Dealt(Beside(tuple(files)), wanted.labels, *rows)
+        return Dealt(Fetched(files[0].validation is not None), wanted.labels, *rows, server=Server(files))
+
+    def _first(self, wanted: Wanted) -> Any | None:
+        source = self._source if wanted.columns is None else select(self._source, wanted.columns)
+        return next((batch for batch in source.batches() if batch.num_rows), None)

@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from thinwire.cluster.base import Dealt, Transform
-from thinwire.cluster.sessions import is_remote
+from thinwire.cluster.sessions import cancel, is_remote, job_runner
 from thinwire.data.feeds import Streamed, Wanted
 from thinwire.errors import ConfigError, DataError, nearest
 
 INDICATOR = "__thinwire_validation"
 IMAGE_FIELDS = ("origin", "height", "width", "nChannels", "mode", "data")
+ROW_S = 60.0
 _log = logging.getLogger("thinwire.spark")
 
 
@@ -54,7 +57,9 @@ class FrameData:
         if self._held is not None:
             frame, wanted = _joined(frame, self._held, wanted)
         frame, kept = self._dealt(frame)
-        return Dealt(Streamed(arrow_schema(frame), wanted), frame=(frame, kept))
+        schema = arrow_schema(frame)
+        wanted = wanted.measured(first_row(frame, schema) if wanted.measure is not None else None)
+        return Dealt(Streamed(schema, wanted), wanted.labels, frame=(frame, kept))
 
     def _dealt(self, frame: Any) -> tuple[Any, bool]:
         """A frame of one partition a worker, and whether it was persisted for this run."""
@@ -94,6 +99,34 @@ def image_decoder(frame: Any) -> Transform | None:
     """What makes tensors of a frame's image columns; None where it has none."""
     images = tuple(f.name for f in frame.schema.fields if _is_image(f.dataType))
     return functools.partial(decode_images, images) if images else None
+
+
+def first_row(frame: Any, schema: Any) -> Any | None:
+    """The frame's first row as a record batch; None where there is none, or where it does not come in time."""
+    found: list[Any] = []
+
+    def take() -> None:
+        with contextlib.suppress(Exception):  # cancelled; or rows that cannot be computed, which the workers will tell
+            found.extend(frame.take(1))
+
+    tag = f"thinwire-row-{uuid.uuid4().hex[:8]}"
+    job = job_runner(frame.sparkSession, tag, "thinwire: one row", take)
+    job.start()
+    job.join(ROW_S)
+    if job.is_alive():
+        cancel(frame.sparkSession, tag)
+        _log.info("no row came within %.0f s to find the number of the model's outputs", ROW_S)
+    if not found:
+        return None
+    row = {field.name: _plain(found[0][field.name], field.dataType) for field in frame.schema.fields}
+    return pa.RecordBatch.from_pylist([row], schema)
+
+
+def _plain(value: Any, kind: Any) -> Any:
+    """A value as Arrow takes it: ML vectors and rows as dicts."""
+    if value is not None and hasattr(kind, "sqlType"):
+        return dict(zip(kind.sqlType().names, kind.serialize(value), strict=True))
+    return value.asDict(recursive=True) if hasattr(value, "asDict") else value
 
 
 def arrow_schema(frame: Any) -> Any:

@@ -6,6 +6,7 @@ each (Arrow packs eight into one), dictionaries as their values. Everything else
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -178,3 +179,61 @@ def _common_length(array: Any) -> int:
         row = int(different[0])
         raise RaggedError(row, int(lengths[row]), int(lengths[0]))
     return int(lengths[0])
+
+
+def prepared(batch: Any, names: Sequence[str]) -> Any:
+    """The columns to keep, in the form that shards have: vectors of Spark ML as lists, decimals as doubles."""
+    columns = [_prepared(name, batch.column(name)) for name in names]
+    return pa.RecordBatch.from_arrays(columns, names=list(names))
+
+
+def is_prepared(kind: Any) -> bool:
+    """Whether a column of this Arrow type is in the form that shards have."""
+    return not (is_vector(kind) or pa.types.is_decimal(kind))
+
+
+def _prepared(name: str, array: Any) -> Any:
+    if is_prepared(array.type):
+        return array
+    try:
+        return _vectors(array) if is_vector(array.type) else array.cast(pa.float64())
+    except UNREADABLE as error:
+        raise DataError(
+            f"column {name!r} holds {array.type} that cannot be read ({reason(error)}). Write it again."
+        ) from error
+
+
+def is_vector(kind: Any) -> bool:
+    """Whether an Arrow type is what Spark makes of an ML vector."""
+    if not pa.types.is_struct(kind):
+        return False
+    fields = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
+    if fields.keys() != {"type", "size", "indices", "values"}:
+        return False
+    lists = all(pa.types.is_list(fields[name]) and is_number(fields[name].value_type) for name in ("indices", "values"))
+    return lists and all(pa.types.is_integer(fields[name]) for name in ("type", "size"))
+
+
+def _vectors(array: Any) -> Any:
+    """Dense and sparse ML vectors as lists of float32."""
+    if array.null_count:
+        return pa.array([None] * len(array), pa.list_(pa.float32()))  # refused by whoever writes it, with a count
+    if not len(array):
+        return pa.array([], pa.list_(pa.float32()))
+    kinds, values = array.field("type").to_numpy(zero_copy_only=False), array.field("values")
+    lengths = np.diff(values.offsets.to_numpy())
+    if kinds.all() and (values.null_count == 0):
+        flat = values.flatten().cast(pa.float32())
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        return pa.ListArray.from_arrays(pa.array(offsets), flat)
+    sizes = array.field("size").to_numpy(zero_copy_only=False)
+    rows = []
+    for row in range(len(array)):
+        given = np.asarray(values[row].as_py(), np.float32)
+        if not kinds[row]:
+            dense = np.zeros(int(sizes[row]), np.float32)
+            dense[np.asarray(array.field("indices")[row].as_py(), np.int64)] = given
+            given = dense
+        rows.append(given)
+    offsets = np.concatenate([[0], np.cumsum([len(r) for r in rows])]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(rows)))

@@ -12,13 +12,17 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from thinwire.data.columns import refuse_nulls
+from thinwire.data.columns import prepared, refuse_nulls
+from thinwire.data.labels import look_at
 from thinwire.data.shards import ShardWriter
 from thinwire.data.split import ShardFiles
 from thinwire.errors import DataError, nearest
+from thinwire.replicas.labels import ANY, Labels, WrongLabels
 
 Fetch = Callable[[str], Iterator[bytes]]
 """Brings one of this worker's files from the driver, piece by piece."""
+Measure = Callable[[Any], "tuple[int, ...] | None"]
+"""The shape of the model's output for the row of a record batch; None where it cannot be told."""
 TRAIN, VALIDATION = "train", "validation"
 PIECE_BYTES = 4 << 20
 
@@ -33,6 +37,19 @@ class Wanted(NamedTuple):
     indicator: str | None
     """A column that is true for validation rows."""
     seed: int
+    label: str | None = None
+    """The column to look at for values that the loss cannot take; None looks at none."""
+    labels: Labels = ANY
+    """What the loss takes."""
+    measure: Measure | None = None
+    """What is to find the shape of the model's output before rows are dealt out."""
+
+    def measured(self, first: Any | None) -> Wanted:
+        """The same with what the first row tells, a record batch of it with the columns of this run."""
+        if self.measure is None or first is None or not first.num_rows:
+            return self._replace(measure=None)
+        output = self.measure(prepared(first.slice(0, 1), first.schema.names))
+        return self._replace(measure=None, labels=self.labels.measured(output))
 
 
 class Feed(Protocol):
@@ -115,8 +132,12 @@ class Streamed:
         writers = [ShardWriter(path, schema) for path in paths]
         random = np.random.Generator(np.random.Philox([wanted.seed, worker]))
         seen = held = 0
+        wrong = WrongLabels(wanted.labels, f"column {wanted.label!r} of worker {worker}'s rows")
         for batch in given:
             rows = prepared(batch, names)
+            refuse_nulls(rows, seen)
+            if wanted.label is not None:
+                look_at(rows, wanted.label, wrong)
             seen += rows.num_rows
             if not apart:
                 writers[0].write(rows)
@@ -130,55 +151,9 @@ class Streamed:
                 mask[random.permutation(rows.num_rows)[:quota]] = True
             writers[0].write(rows.filter(pa.array(~mask)))
             writers[1].write(rows.filter(pa.array(mask)))
+        wrong.refuse()
         counts = [writer.close() for writer in writers]
         return ShardFiles(paths[0], paths[1] if apart else None, counts[0], counts[1] if apart else 0)
-
-
-def prepared(batch: Any, names: Sequence[str]) -> Any:
-    """The columns to keep, in the form that shards have: vectors of Spark ML as lists, decimals as doubles."""
-    columns = [_prepared(batch.column(name)) for name in names]
-    return pa.RecordBatch.from_arrays(columns, names=list(names))
-
-
-def _prepared(array: Any) -> Any:
-    kind = array.type
-    if is_vector(kind):
-        return _vectors(array)
-    if pa.types.is_decimal(kind):
-        return array.cast(pa.float64())
-    return array
-
-
-def is_vector(kind: Any) -> bool:
-    """Whether an Arrow type is what Spark makes of an ML vector."""
-    if not pa.types.is_struct(kind):
-        return False
-    return {kind.field(i).name for i in range(kind.num_fields)} == {"type", "size", "indices", "values"}
-
-
-def _vectors(array: Any) -> Any:
-    """Dense and sparse ML vectors as lists of float32."""
-    if array.null_count:
-        return pa.array([None] * len(array), pa.list_(pa.float32()))  # refused by whoever writes it, with a count
-    if not len(array):
-        return pa.array([], pa.list_(pa.float32()))
-    kinds, values = array.field("type").to_numpy(zero_copy_only=False), array.field("values")
-    lengths = np.diff(values.offsets.to_numpy())
-    if kinds.all() and (values.null_count == 0):
-        flat = values.flatten().cast(pa.float32())
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        return pa.ListArray.from_arrays(pa.array(offsets), flat)
-    sizes = array.field("size").to_numpy(zero_copy_only=False)
-    rows = []
-    for row in range(len(array)):
-        given = np.asarray(values[row].as_py(), np.float32)
-        if not kinds[row]:
-            dense = np.zeros(int(sizes[row]), np.float32)
-            dense[np.asarray(array.field("indices")[row].as_py(), np.int64)] = given
-            given = dense
-        rows.append(given)
-    offsets = np.concatenate([[0], np.cumsum([len(r) for r in rows])]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(rows)))
 
 
 def _truth(batch: Any, name: str, first_row: int) -> np.ndarray[Any, Any]:

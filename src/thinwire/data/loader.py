@@ -13,6 +13,7 @@ from thinwire.data.prefetch import Ahead
 from thinwire.data.sampling import Position, Sampler
 from thinwire.data.shards import Shard
 from thinwire.errors import ConfigError, DataError, nearest
+from thinwire.replicas.labels import ANY, Labels
 
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -36,6 +37,8 @@ class Loader:
         sampler: Which rows make up which batch.
         inputs: Columns the model is called with, in this order.
         label: Column the loss compares with.
+        labels: What the loss takes for labels. Those that a transform made are looked at batch by batch; the others
+            were looked at when they were dealt out.
         weight: Column of per-row weights.
         transform: Takes and returns the columns of one batch as a dict of tensors and numpy arrays, one row
             in for one row out. It is given all columns of the shard.
@@ -54,6 +57,7 @@ class Loader:
         *,
         inputs: Sequence[str],
         label: str | None,
+        labels: Labels = ANY,
         weight: str | None = None,
         transform: Transform | None = None,
         device: torch.device | str = "cpu",
@@ -69,7 +73,7 @@ class Loader:
                 "agree. Make the sampler with the shard's num_rows."
             )
         self._shard, self._sampler, self._transform = shard, sampler, transform
-        self._inputs, self._label, self._weight = tuple(inputs), label, weight
+        self._inputs, self._label, self._weight, self._labels = tuple(inputs), label, weight, labels
         self._needed = tuple(dict.fromkeys(n for n in (*inputs, label, weight) if n is not None))
         self._device = torch.device(device)
         busy = transform is not None or self._device.type != "cpu"
@@ -116,7 +120,9 @@ class Loader:
             columns: dict[str, Any] = self._shard.take(rows, self._needed)
         else:
             columns = self._transformed(self._transform, self._shard.take(rows), len(rows))
-        label = None if self._label is None else _as_label(columns[self._label])
+            if self._label is not None:
+                self._labels.refuse_wrong(f"column {self._label!r} after the transform", columns[self._label])
+        label = None if self._label is None else self._labels.tensor(columns[self._label])
         weight = None if self._weight is None else _as_weight(columns[self._weight])
         inputs = tuple([_narrowed(columns[name]) for name in self._inputs])
         if self._put is not None:
@@ -176,11 +182,3 @@ def _narrowed(tensor: torch.Tensor) -> torch.Tensor:
 
 def _as_weight(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.float()
-
-
-def _as_label(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.dtype is torch.int64:
-        return tensor
-    if tensor.is_floating_point() or tensor.dtype == torch.bool:
-        return _narrowed(tensor)
-    return tensor.long()

@@ -14,7 +14,7 @@ import torch
 
 from thinwire.data import builtin
 from thinwire.data.arrays import named_pair, table_of_arrays
-from thinwire.data.columns import refuse_other_schema
+from thinwire.data.columns import is_prepared, prepared, refuse_other_schema
 from thinwire.data.files import FileSource, open_files
 from thinwire.errors import DataError, nearest
 
@@ -114,6 +114,33 @@ class _Selected:
     def batches(self) -> Iterator[Any]:
         for batch in self.source.batches():
             yield batch.select(list(self.columns))
+
+
+def plain(source: Source) -> Source:
+    """The same rows with vectors of Spark ML as lists and decimals as doubles."""
+    return source if all(is_prepared(field.type) for field in source.schema) else _Plain(source)
+
+
+@final
+@dataclass(frozen=True)
+class _Plain:
+    source: Source
+
+    @property
+    def schema(self) -> Any:
+        return prepared(pa.RecordBatch.from_pylist([], self.source.schema), self.source.schema.names).schema
+
+    @property
+    def num_rows(self) -> int:
+        return self.source.num_rows
+
+    @property
+    def transform(self) -> Callable[..., Any] | None:
+        return self.source.transform
+
+    def batches(self) -> Iterator[Any]:
+        for batch in self.source.batches():
+            yield prepared(batch, self.source.schema.names)
 
 
 def _named_or_files(text: str) -> Source:

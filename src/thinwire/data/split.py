@@ -10,9 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 from thinwire.data.columns import refuse_nulls, refuse_other_schema
+from thinwire.data.labels import look_at
 from thinwire.data.shards import SMALL_BYTES, ShardWriter, rechunk
-from thinwire.data.sources import Source, select
+from thinwire.data.sources import Source, plain, select
 from thinwire.errors import ConfigError, DataError
+from thinwire.replicas.labels import ANY, Labels, WrongLabels
 
 _ALL_WRITERS_BYTES = 256 << 20
 
@@ -34,6 +36,8 @@ def split(
     validation: float | Source | None = None,
     seed: int = 0,
     columns: Sequence[str] | None = None,
+    label: str | None = None,
+    labels: Labels = ANY,
 ) -> list[ShardFiles]:
     """Deal the rows of a source out to `workers` shards in `directory`, every row to exactly one.
 
@@ -49,16 +53,20 @@ def split(
             a source of its own with the same columns.
         seed: What the shuffle and the choice of validation rows depend on.
         columns: The columns to write, all when None. Nulls in others do no harm.
+        label: The column to look at for values that the loss cannot take; None looks at none.
+        labels: What the loss takes.
 
     Raises:
         ConfigError: `workers`, `seed` or the share is out of range.
-        DataError: There are no rows to train on, a column has nulls, or the validation columns differ.
+        DataError: There are no rows to train on, a column has nulls, a label is no class, or the validation columns
+            differ.
     """
     share, apart = (validation, None) if isinstance(validation, (int, float)) else (0.0, validation)
     num_held = _rows_to_hold_back(source.num_rows, workers, share, seed)
     if columns is not None:
         source = select(source, columns)
         apart = None if apart is None else select(apart, columns)
+    source, apart = plain(source), None if apart is None else plain(apart)
     if apart is not None:
         refuse_other_schema(apart.schema, source.schema, "the validation data")
     os.makedirs(directory, exist_ok=True)
@@ -67,9 +75,9 @@ def split(
         for kind in ("train", "validation") if share or apart is not None else ("train",):
             hands.append(_Hand(directory, kind, source.schema, workers))
         random = np.random.Generator(np.random.Philox(seed))
-        _deal(source, hands, num_held, random)
+        _deal(_checked(source, label, labels, ""), source.num_rows, hands, num_held, random)
         if apart is not None:
-            _deal(apart, hands[1:], 0, random)
+            _deal(_checked(apart, label, labels, " of the validation data"), apart.num_rows, hands[1:], 0, random)
         counts = [hand.close() for hand in hands]
     except BaseException:
         for hand in hands:
@@ -113,31 +121,36 @@ class _Hand:
             writer.abort()
 
 
-def _deal(source: Source, hands: Sequence[_Hand], num_held: int, random: np.random.Generator) -> None:
-    """All rows of a source to the first hand, save `num_held` of them to the second."""
+def _deal(
+    batches: Iterator[Any], num_rows: int, hands: Sequence[_Hand], num_held: int, random: np.random.Generator
+) -> None:
+    """All rows to the first hand, save `num_held` of them to the second."""
     seen = held = 0
-    for batch in rechunk(_checked(source)):
+    for batch in rechunk(batches):
         order = random.permutation(batch.num_rows)
         seen += batch.num_rows
         # Exact at the end and even on the way: each batch brings the rows held back up to its part of all.
-        quota = num_held * min(seen, source.num_rows) // max(source.num_rows, 1) - held
+        quota = num_held * min(seen, num_rows) // max(num_rows, 1) - held
         held += quota
         if quota:
             hands[1].deal(batch, order[:quota])
         hands[0].deal(batch, order[quota:])
-    if seen != source.num_rows:
+    if seen != num_rows:
         raise DataError(
-            f"the data said it has {source.num_rows} rows and gave {seen}; both must agree. "
+            f"the data said it has {num_rows} rows and gave {seen}; both must agree. "
             "Let nothing write to it while it is read."
         )
 
 
-def _checked(source: Source) -> Iterator[Any]:
-    first_row = 0
+def _checked(source: Source, label: str | None, labels: Labels, of: str) -> Iterator[Any]:
+    first_row, wrong = 0, WrongLabels(labels, f"column {label!r}{of}")
     for batch in source.batches():
         refuse_nulls(batch, first_row)
+        if label is not None:
+            look_at(batch, label, wrong)
         first_row += batch.num_rows
         yield batch
+    wrong.refuse()
 
 
 def _rows_to_hold_back(num_rows: int, workers: int, share: float, seed: int) -> int:

@@ -12,6 +12,8 @@ from thinwire.engine.stopping import Verdict
 
 LAST_VERDICTS = 8
 """Are kept, for those who were not there."""
+MOST_OPEN = 64
+"""Publications before the newest judged one whose reports are kept; no worker is so far behind the others."""
 
 
 class Judged(NamedTuple):
@@ -38,20 +40,24 @@ class Jury:
         """By worker, the last publication made before it held the joint state: it has no part in those."""
         self._reports: dict[int, dict[int, Header]] = {}
         self._judged: set[int] = set()
+        self._past = 0
+        """Publications up to this one are judged, or never will be."""
         self.verdicts: deque[Header] = deque(maxlen=LAST_VERDICTS)
 
     def hear(self, worker: int, header: Header) -> None:
         """Takes a report in."""
-        self._reports.setdefault(int(header["p"]), {})[worker] = header
+        number = int(header["p"])
+        if number > self._past and number not in self._judged:
+            self._reports.setdefault(number, {})[worker] = header
 
     def ready(
         self, alive: set[int], rows: dict[int, int], total_rows: int, train_loss: float | None
     ) -> Iterator[Judged]:
         """Judges what can be judged now; `rows` are those done by each worker, also by some who are gone."""
-        for number in sorted(set(self._reports) - self._judged):
-            reports = self._reports[number]
-            if {w for w in alive if self.excused.get(w, 0) < number} <= set(reports):
-                self._judged.add(number)
+        for number in sorted(self._reports):
+            reports = self._reports.get(number, {})
+            if {w for w in alive if self.excused.get(w, 0) < number} <= set(reports) and reports:
+                self._close(number)
                 gone = sum(done for worker, done in rows.items() if worker not in reports)
                 judged = self._judge(number, reports, gone, total_rows, train_loss)
                 self.verdicts.append(judged.verdict())
@@ -60,6 +66,14 @@ class Jury:
     def told(self, number: int) -> list[Header]:
         """What workers were told of a publication, if it is judged."""
         return [dict(verdict) for verdict in self.verdicts if verdict["p"] == number]
+
+    def _close(self, number: int) -> None:
+        """Lets go of a publication's reports, and of what is so old that nobody will report it any more."""
+        del self._reports[number]
+        self._judged.add(number)
+        self._past = max(self._past, number - MOST_OPEN)
+        self._judged = {other for other in self._judged if other > self._past}
+        self._reports = {other: reports for other, reports in self._reports.items() if other > self._past}
 
     def _judge(
         self, number: int, reports: dict[int, Header], gone: int, total_rows: int, train_loss: float | None

@@ -23,7 +23,10 @@ class Ledger:
         self._emitted_at: dict[int, float] = {}
         self._unsaid: dict[int, int] = {}
         """Attempts of workers whose last heartbeat has not become an event."""
-        self._epoch_losses: dict[int, dict[int, tuple[float, int]]] = {}
+        self._newest = -1
+        """The newest epoch that a worker has ended."""
+        self._losses: dict[int, tuple[float, int]] = {}
+        """By worker, its loss in that epoch, and the rows; a long run has too many epochs to keep them all."""
         self._gaps: dict[int, float] = {}
         self._gone: dict[tuple[int, int], int] = {}
         """Bytes that attempts had sent when they were lost; one that is heard again tells of them itself."""
@@ -78,12 +81,13 @@ class Ledger:
     def epoch(self, worker: int, header: Header) -> float | None:
         """Books a worker's epoch; returns the training loss of the newest epoch over the workers that ended it."""
         epoch, rows, loss = int(header["epoch"]), int(header["rows"]), header.get("loss")
-        if loss is not None:
-            self._epoch_losses.setdefault(epoch, {})[worker] = (float(loss), rows)
+        if loss is not None and epoch > self._newest:
+            self._newest, self._losses = epoch, {}
+        if loss is not None and epoch == self._newest:
+            self._losses[worker] = (float(loss), rows)
         self._emit(events.EpochEnded(worker=worker, attempt=int(header["a"]), epoch=epoch, rows=rows, loss=loss))
-        found = list(self._epoch_losses[max(self._epoch_losses)].values()) if self._epoch_losses else []
-        total = sum(n for _, n in found)
-        return sum(v * n for v, n in found) / total if total else None
+        total = sum(n for _, n in self._losses.values())
+        return sum(v * n for v, n in self._losses.values()) / total if total else None
 
     def stalled(self, stalled: Stalled, hosts: Mapping[int, str]) -> None:
         """Tells of a worker whose rounds do not land, and for whom they wait."""

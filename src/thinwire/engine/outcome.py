@@ -11,7 +11,7 @@ from thinwire.engine.deadlines import Deadlines
 from thinwire.engine.ports import FINAL
 from thinwire.engine.stopping import EarlyStopping, Target
 
-LAST_UNWRITTEN, AFTER_ALL = 8, 1 << 62
+LAST_UNWRITTEN, LAST_WARNINGS, AFTER_ALL = 8, 8, 1 << 62
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Outcome:
     choice: str = ""
     """Why the exchange is set as it is."""
     warnings: list[str] = field(default_factory=list)
-    """Where exchanging was found to hurt."""
+    """Where exchanging was found to hurt; the last few."""
     unwritten: dict[str, str] = field(default_factory=dict)
     """Why checkpoints could not be written, by name; the last few."""
 
@@ -68,7 +68,7 @@ class Outcome:
         if isinstance(event, events.SettingChanged):
             self.choice = event.why or self.choice
         elif isinstance(event, events.Tried) and event.hurts:
-            self.warnings.append(event.hurts)
+            self.warnings = [*self.warnings, event.hurts][-LAST_WARNINGS:]
         elif isinstance(event, events.CheckpointSaved):
             self.checkpoint = event.name
         elif isinstance(event, events.CheckpointFailed):

@@ -36,7 +36,9 @@ class Saves:
         self._newest: str | None = None
 
     def hear(self, worker: int, header: Header) -> None:
-        """A worker has written its parts."""
+        """A worker has written its parts; of a checkpoint older than the newest they are gone already."""
+        if order_of(str(header["name"])) <= order_of(self._newest or ""):
+            return
         self._reports.setdefault(str(header["name"]), {})[worker] = header
 
     def whole(self, needed: set[int], newest: str | None) -> Iterator[Whole]:
@@ -72,7 +74,13 @@ class Saves:
                 slow = f"it was not committed after {patience_s:.0f} s: the store is slow"
                 became = events.CheckpointFailed(name=whole.name, reason=slow)
             else:
-                self._newest = whole.name
+                self._supersede(whole.name)
                 became = events.CheckpointSaved(name=whole.name, steps=whole.step, size_bytes=size_bytes)
             self._begun.popleft()
             yield became
+
+    def _supersede(self, newest: str) -> None:
+        """A checkpoint is committed: what was heard of it and of older ones is of no use any more."""
+        self._newest = newest
+        self._reports = {n: reports for n, reports in self._reports.items() if order_of(n) > order_of(newest)}
+        self._done = {name for name in self._done if order_of(name) > order_of(newest)}

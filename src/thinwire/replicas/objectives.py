@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import lr_scheduler
 
 from thinwire.errors import ConfigError, DataError, nearest
+from thinwire.replicas.labels import labels_of
 from thinwire.replicas.searches import ConjugateGradient
 
 Loss = Callable[..., Tensor]
@@ -50,8 +51,13 @@ _WHOLE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def accuracy(output: Tensor, label: Tensor) -> Tensor:
-    """1 where the largest output (or the sign of a single one) is the label, else 0; one number a row."""
+    """1 where the largest output (or the sign of a single one) is the label, else 0; one number a row.
+
+    A label of a probability for each class stands for the likeliest.
+    """
     if output.dim() > 1 and output.shape[1] > 1:
+        if label.shape == output.shape:
+            label = label.argmax(1)
         return _rows((output.argmax(1) == label).float())
     return ((output.reshape(label.shape) > 0) == (label > 0.5)).float()
 
@@ -80,30 +86,38 @@ class Objective:
         if isinstance(loss, str) and loss not in LOSSES:
             raise ConfigError(f"train.loss = {loss!r} is not known. {nearest(loss, LOSSES)}")
         self._loss = loss
+        self._labels = labels_of(loss)
 
     def mean(self, output: Any, label: Tensor | None, weight: Tensor | None) -> Tensor:
         """The batch's loss; with weights, Σ w·l / Σ w."""
         if weight is not None:
             rows = self.rows(output, label)
             return (rows * weight).sum() / weight.sum().clamp_min(torch.finfo(weight.dtype).tiny)
-        if isinstance(self._loss, str):
-            assert label is not None
-            return _WHOLE[self._loss](output, label)
-        found = self._loss(output) if label is None else self._loss(output, label)
-        return found if found.dim() == 0 else found.mean()
+        found = self._called(_WHOLE, output, label)
+        return found if isinstance(self._loss, str) or found.dim() == 0 else found.mean()
 
     def rows(self, output: Any, label: Tensor | None) -> Tensor:
         """One loss a row."""
+        found = self._called(LOSSES, output, label)
         if isinstance(self._loss, str):
-            assert label is not None
-            return LOSSES[self._loss](output, label)
-        found = self._loss(output) if label is None else self._loss(output, label)
+            return found
         if found.dim() == 0:
             raise DataError(
                 "the loss gives one number for a batch, and sample weights need one a row; "
                 "return a vector of losses (reduction='none')"
             )
         return _rows(found)
+
+    def _called(self, named: Mapping[str, Any], output: Any, label: Tensor | None) -> Tensor:
+        """What the loss gives; a label of more classes than there are outputs is told of, where torch refuses it."""
+        loss = named[self._loss] if isinstance(self._loss, str) else self._loss
+        try:
+            found: Tensor = loss(output) if label is None else loss(output, label)
+            return found
+        except (IndexError, RuntimeError):
+            if label is not None and isinstance(output, Tensor):
+                self._labels.measured(tuple(output.shape[1:])).refuse_wrong("the label column, in one batch,", label)
+            raise
 
     def total(self, output: Any, label: Tensor | None, weight: Tensor | None, num_rows: int) -> tuple[float, float]:
         """Summed loss and summed weight of a batch, for evaluation."""

@@ -14,13 +14,12 @@ from thinwire.cluster.frames import image_decoder
 from thinwire.cluster.spark import Spark
 from thinwire.errors import ConfigError
 from thinwire.models import model_by_name
+from thinwire.replicas.labels import labels_of
 from thinwire.replicas.objectives import NamedOptimizer
 from thinwire.session import fit, in_turn
 from thinwire.spark.model import TorchModel
 from thinwire.spark.params import DEFAULTS, TrainParams
 from thinwire.spark.storage import Saved, code_of, made_of, read_saved, write_saved
-
-CLASSIFIES = ("cross_entropy", "nll", "bce_with_logits")
 
 
 class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstimator"]):  # type: ignore[type-arg]
@@ -129,7 +128,7 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
         )
         self._copyValues(made)
         if value(self.task) == "auto":
-            made._set(task="classification" if value(self.loss) in CLASSIFIES else "regression")
+            made._set(task="classification" if labels_of(value(self.loss)).scores else "regression")
         return made
 
     def write(self) -> MLWriter:

@@ -14,8 +14,7 @@ from torch import nn
 
 from thinwire.cluster.sessions import gpu_given
 from thinwire.cluster.shipping import packed
-from thinwire.data.columns import RaggedError, count_nulls, dense, is_tensor, stored_array
-from thinwire.data.feeds import prepared
+from thinwire.data.columns import RaggedError, count_nulls, dense, is_tensor, prepared, stored_array
 from thinwire.errors import DataError
 
 _modules: dict[str, nn.Module] = {}

@@ -1,7 +1,7 @@
 """The driver program of a soak: `python -m thinwire_lab.soak.drive`, its order on stdin, a line of JSON a look.
 
-One fit on four workers. A thread kills them in turn, and looks at what everyone holds; what the run tells of its
-rows is kept, so that its speed can be told with and without deaths.
+One fit on four workers. A thread kills them in turn, and looks at what everyone holds. What is found, and the rows that
+the run tells of, are written to stdout as they come and not kept here: this process is one of those looked at.
 """
 
 from __future__ import annotations
@@ -63,9 +63,6 @@ class Hand:
         self._shared = gauges.shared()
         self.began = 0.0
         self.deaths: list[dict[str, Any]] = []
-        self.looks: list[dict[str, Any]] = []
-        self.rows: list[tuple[float, int, int]] = []
-        """When, which worker, and how many rows it had done."""
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     def see(self, event: events.Event) -> None:
@@ -80,7 +77,8 @@ class Hand:
             if not self.began and event.worker == 0:
                 self.began = now
                 self.thread.start()
-            self.rows.append((round(now - self.began, 3) if self.began else 0.0, event.worker, event.rows))
+            rows = (round(now - self.began, 3) if self.began else 0.0, event.worker, event.rows)
+            say({"row": rows})
 
     def end(self) -> None:
         self._over.set()
@@ -124,8 +122,13 @@ class Hand:
             with contextlib.suppress(Exception):  # a session that is being stopped has nothing to tell
                 held["spark"] = gauges.of_spark(self._session)
         flat = {f"{who} {what}": value for who, each in held.items() for what, value in each.items()}
-        self.looks.append({"at_s": round(now, 1), "deaths": len(self.deaths), **flat})
-        print(json.dumps(self.looks[-1]), flush=True)
+        say({"look": {"at_s": round(now, 1), "deaths": len(self.deaths), **flat}})
+
+
+def say(found: dict[str, Any]) -> None:
+    """One line of stdout, whole also where two threads write."""
+    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.flush()
 
 
 def main() -> None:
@@ -155,8 +158,7 @@ def main() -> None:
         progress=False,
     )
     hand.end()
-    found = {"deaths": hand.deaths, "looks": hand.looks, "rows": hand.rows, "summary": result.summary}
-    print(json.dumps(found | {"order": dataclasses.asdict(order)}), flush=True)
+    say({"deaths": hand.deaths, "summary": result.summary, "order": dataclasses.asdict(order)})
     if session is not None:
         session.stop()
 

@@ -81,16 +81,20 @@ def run(order: Order, say: Callable[[dict[str, Any]], None] = lambda line: None)
         stack.callback(process.stdout.close)
         process.stdin.write(json.dumps(asdict(order)) + "\n")
         process.stdin.flush()
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = {"looks": [], "rows": []}
         for line in process.stdout:
-            if line.startswith("{"):
-                told = json.loads(line)
-                if "summary" in told:
-                    found = told
-                else:
-                    say(told)
+            if not line.startswith("{"):
+                continue
+            told = json.loads(line)
+            if "summary" in told:
+                found |= told
+            elif "row" in told:
+                found["rows"].append(told["row"])
+            else:
+                found["looks"].append(told["look"])
+                say(told["look"])
         code = process.wait(60)
-        if code or not found:
+        if code or "summary" not in found:
             log.seek(0)
             raise WorkerError(f"the soak ended with exit code {code}; the last that it wrote: {log.read()[-3000:]}")
     return found
