@@ -67,7 +67,7 @@ SAID: tuple[dict[str, Any], ...] = (
     {"t": "apart", "a": 0, "n": 1, "why": "x"},
     {"t": "bye", "a": 0},
     {"t": "failed", "a": 0, "kind": "ValueError", "error": "ValueError: x", "traceback": "…"},
-    {"t": "join", "a": 0, "address": "here", "rows": 8, **hello()},
+    {"t": "join", "a": 0, "address": "memory:0.0", "rows": 8, **hello()},
     {"t": "fetch", "a": 0, "name": "train", "i": 0},
     {"t": "prepared", "a": 0, "g": 1, "landed": 0, "fresh": True, "since": 0, "digest": "d", "more": {}},
 )

@@ -47,7 +47,7 @@ from .surroundings import poll
 
 HUGE = 10**9
 TRUE: dict[str, dict[str, Any]] = {
-    "join": {"address": "here", "host": "here", "pid": 1, "rows": 8, "meets": None},
+    "join": {"address": "memory:0.0", "host": "here", "pid": 1, "rows": 8, "meets": None},
     "fetch": {"name": "train", "i": 0},
     "beat": {"landed": 0, "bytes": 0, "received": 0, "refused": 0, "waiting": {"train:0": [1]}, "progress": PROGRESS},
     "prepared": {"g": 1, "landed": 0, "since": 0, "fresh": True, "digest": "d", "more": None},

@@ -14,6 +14,7 @@ How training's own traffic moves is left to a subclass: `Mesh` in rounds of all 
 from __future__ import annotations
 
 import logging
+import reprlib
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 
 from thinwire.engine.clock import REAL, Time
+from thinwire.engine.headers import is_among_workers
 from thinwire.engine.joint import JointState
 from thinwire.engine.ports import COORDINATOR, Header, Link, Message
 from thinwire.engine.signals import Asked, Averaged, Caught, CutOffError, Formed, Told
@@ -326,6 +328,8 @@ class Member(ABC):
 
     def _from_peer(self, message: Message) -> None:
         kind = message.header["t"]
+        if not is_among_workers(message.header):
+            raise ProtocolError(f"{reprlib.repr(message.header)} is nothing that workers say to each other")
         if kind in ("part", "sum", "open"):
             if not (self._frozen and message.header.get("g") == self._rounds.generation):
                 self._rounds.receive(message.sender, message.header, message.payload)

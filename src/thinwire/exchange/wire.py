@@ -18,6 +18,7 @@ from typing import Any
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
+from thinwire.engine.headers import is_address
 from thinwire.engine.ports import COORDINATOR, Header, Message
 from thinwire.errors import ProtocolError
 from thinwire.exchange.door import BACKLOG, HANDSHAKE_S, WATCHED, Door, raise_descriptor_limit
@@ -177,12 +178,10 @@ class ZmqLink:
             if peer in self._addresses:
                 continue
             try:
-                self._outboxes[peer] = self._sockets.client(address, self._identity)
-            except (
-                zmq.ZMQError
-            ) as error:  # tried again with the next generation, which a round that stalls brings about
+                self._outboxes[peer] = self._sockets.client(_checked(address), self._identity)
+            except (ProtocolError, zmq.ZMQError) as error:  # a round that stalls brings a generation, which tries again
                 self._malformed += 1
-                _log.warning("cannot connect to worker %s at %r: %s", peer, address, error)
+                _log.warning("cannot connect to worker %s: %s", peer, error)
             else:
                 self._addresses[peer] = address
 
@@ -298,6 +297,13 @@ class ZmqHub:
             one.close(linger=0)
         self._router.close(linger=1000)
         self._sockets.close()
+
+
+def _checked(address: Any) -> str:
+    """An address of TCP: another's would reach into this process, or into files."""
+    if not is_address(address) or not address.startswith("tcp://"):
+        raise ProtocolError(f"{address!r} is no address of TCP; a worker's is tcp://HOST:PORT")
+    return str(address)
 
 
 def _own_address(coordinator: str) -> str:
