@@ -55,7 +55,12 @@ def _text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _real(value: Any) -> bool:
+def is_real(value: Any) -> bool:
+    """Whether this is a finite number.
+
+    >>> is_real(0.5), is_real(float("nan")), is_real(10**400)
+    (True, False, False)
+    """
     return _number(value) and math.isfinite(value)
 
 
@@ -277,12 +282,12 @@ def _among(needed: Mapping[str, Check], **more: Check) -> Check:
 
 
 AMONG_WORKERS: dict[str, Check] = {
-    "part": _among(_ROUND | {"w": _real}, n=_any_table),
+    "part": _among(_ROUND | {"w": is_real}, n=_any_table),
     "sum": _among(_ROUND | {"i": _list(is_count)}, n=_table(_any_table), e=_truth),
     "open": _among(_ROUND),
     "want": _among({}),
     "state": _among({"i": is_count, "n": is_count, "d": is_count}),
-    "update": _among(_A_TUPLE | {"n": is_count, "w": _real}, rate=_maybe(_real), over=_truth),
+    "update": _among(_A_TUPLE | {"n": is_count, "w": is_real}, rate=_maybe(is_real), over=_truth),
     "reply": _among(_A_TUPLE | {"n": is_count, "v": is_count, "to": is_count, "e": _truth}),
     "get": _among(_A_TUPLE),
     "value": _among(_A_TUPLE),

@@ -84,6 +84,8 @@ class Member(ABC):
         self.follows_until: float = 0
         """Rounds before this are others': it serves them and contributes nothing. All, when its own rows are done."""
         self.digest = ""
+        self.fits: Callable[[dict[str, Any]], bool] = lambda tree: True
+        """Whether the main thread can take over what a peer gives."""
         self.progress: dict[str, Any] = {}
         """What the next heartbeat says."""
         self._last_beat = self._heard = self._joined_at = self.time.now()
@@ -356,7 +358,7 @@ class Member(ABC):
         if data is None:
             return
         tree = self._trees.decode(data)
-        if not isinstance(tree, dict) or not isinstance(tree.get("joint"), dict):
+        if not isinstance(tree, dict) or not isinstance(tree.get("joint"), dict) or not self.fits(tree):
             raise ProtocolError(f"worker {message.sender} sent a joint state that is not one")
         if int(tree["joint"]["landed"]) < self._agreed[1]:
             return  # copied before this generation: rounds between are nobody's to launch again, a newer one comes
