@@ -14,6 +14,7 @@ from thinwire.engine.greeting import hello
 from thinwire.engine.outcome import Policy
 from thinwire.engine.ports import Exit, Message
 from thinwire.errors import ConfigError, LostWorkersError, ProtocolError, ThinwireError
+from thinwire.exchange.sure import Channel, SureHub
 
 PROGRESS = {"rows": 8, "steps": 1, "busy": 1.0, "gap_s": 0.0, "position": [1, 0], "loss": 0.5, "stepped_s": 1.0}
 PROGRESS |= {"waited_s": 0.1, "exchanged_s": 0.2, "note": {"rows": 8}, "first_loss": 1.0}
@@ -67,7 +68,7 @@ SAID: tuple[dict[str, Any], ...] = (
     {"t": "apart", "a": 0, "n": 1, "why": "x"},
     {"t": "bye", "a": 0},
     {"t": "failed", "a": 0, "kind": "ValueError", "error": "ValueError: x", "traceback": "…"},
-    {"t": "join", "a": 0, "address": "here", "rows": 8, **hello()},
+    {"t": "join", "a": 0, "address": "memory:0.0", "rows": 8, **hello()},
     {"t": "fetch", "a": 0, "name": "train", "i": 0},
     {"t": "prepared", "a": 0, "g": 1, "landed": 0, "fresh": True, "since": 0, "digest": "d", "more": {}},
 )
@@ -128,6 +129,10 @@ def _coordinator(data: bytes) -> None:
         payload = memoryview(b"some") if draw.byte() % 2 else None
         messages.append(Message(draw.pick((0, 1, 2, -1)), header, payload))
     script = _Script([m for m in messages if isinstance(m.header.get("t"), str)])  # as the wire lets through
+    _serve(script, script, any(m.header["t"] == "failed" for m in script.messages))
+
+
+def _serve(hub: Any, script: _Script, meant: bool) -> None:
     policy = Policy(2, deadlines=Deadlines(settle_s=0.0), min_workers=0)
     log: list[str] = []
 
@@ -138,16 +143,7 @@ def _coordinator(data: bytes) -> None:
         if not script.messages and not script.inbox:
             raise _DoneError
 
-    meant = any(m.header["t"] == "failed" for m in script.messages)
-    coordinator = Coordinator(
-        script,
-        script,
-        policy,
-        emit=emit,
-        commit=_committed,
-        serve=script.piece,
-        time=script,
-    )
+    coordinator = Coordinator(hub, script, policy, emit=emit, commit=_committed, serve=script.piece, time=script)
     try:
         coordinator.run(turn)
     except _DoneError:
@@ -159,10 +155,48 @@ def _coordinator(data: bytes) -> None:
             raise
 
 
+class _Marked(_Script):
+    """The same behind `SureHub`: what is said has marks, and those whom the coordinator expects say theirs well."""
+
+    address = "tcp://127.0.0.1:5"
+
+    def __init__(self, messages: list[Message]) -> None:
+        super().__init__(messages)
+        self.channels = {worker: Channel() for worker in range(2)}
+
+    def receive(self, timeout_s: float) -> list[Message]:
+        true = bool(self.inbox)
+        found = super().receive(timeout_s)
+        return [m._replace(header=self.channels[m.sender].number(m.header, None)) for m in found] if true else found
+
+
+def _driver(data: bytes) -> None:
+    draw, messages = Draw(data), list[Message]()
+    while draw.more and len(messages) < 6:
+        if messages and draw.byte() % 8 == 7:
+            messages.append(draw.pick(messages))  # said again
+            continue
+        mark = {"m": [draw.byte(), draw.byte() % 4, draw.byte() % 4], "q": draw.byte() % 16}
+        header = as_sent(draw.changed({**draw.pick(SAID), **mark, "a": draw.pick((0, 0, 0, 1, 2**62))}))
+        payload = memoryview(b"some") if draw.byte() % 2 else None
+        messages.append(Message(draw.pick((0, 1, 0, 1, 2, 10**17)), header, payload))
+    sane = [m for m in messages if isinstance(m.header.get("t"), str) and type(m.header.get("a", 0)) is int]
+    script = _Marked(sane)
+    _serve(SureHub(script), script, any(m.header["t"] == "failed" for m in sane))
+
+
+def _driver_seeds() -> list[bytes]:
+    return [bytes([50, 0, 0, 3, kind, attempt, 0, 0, worker]) * 2 for kind in range(len(SAID)) for attempt in (0, 3)
+            for worker in (0, 4)]  # fmt: skip
+
+
 def _seeds() -> list[bytes]:
     return [bytes([kind, 0, 1, worker]) * 2 for kind in range(len(SAID)) for worker in (0, 1)] + [
         bytes([2, 0, 0, 0, 2, 0, 0, 1, 3, 0, 0, 0, 3, 0, 0, 1, 4, 0, 0, 0, 5, 0, 0, 0])
     ]
 
 
-TARGETS = (Target("coordinator", _coordinator, _seeds, "what the driver hears from workers", 96, changes=1000),)
+TARGETS = (
+    Target("coordinator", _coordinator, _seeds, "what the driver hears from workers", 96, changes=1000),
+    Target("driver", _driver, _driver_seeds, "the same, with the marks of what was said and heard", 96, changes=500),
+)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+import math
+import queue
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,18 +16,25 @@ import zmq
 from tests.fuzz.draw import Draw, as_sent
 from tests.fuzz.target import Target
 from thinwire.checkpoint import decode, encode
+from thinwire.engine.clock import RealTime
 from thinwire.engine.joint import JointState
+from thinwire.engine.plan import WorkerPlan
 from thinwire.engine.ports import COORDINATOR, Message
-from thinwire.errors import ProtocolError
+from thinwire.engine.snapshot import snapshot_of
+from thinwire.engine.worker import Worker
+from thinwire.errors import ProtocolError, TimedOutError
 from thinwire.exchange import wire
 from thinwire.exchange.member import Member
 from thinwire.exchange.mesh import Mesh
+from thinwire.exchange.peer import Peer
+from thinwire.exchange.round import cut
 from thinwire.exchange.rounds import Lane, Launch, Rounds
 from thinwire.exchange.seat import Seat, Trees
 from thinwire.exchange.table.table import Table
 from thinwire.parameters import Fragment
+from thinwire.replicas.torch import TorchReplica, TrainSpec
 from thinwire.rules.compression import CODECS, codec, warm_up
-from thinwire.strategies import EASGD, MPCA
+from thinwire.strategies import EASGD, MPCA, Relay, SparkNet
 
 SIZE = 600
 BEAT = {"t": "beat", "a": 0, "landed": 3, "bytes": 10, "waiting": {"train:1": [1]}}
@@ -142,7 +152,7 @@ class _Link:
 
 
 TREES = Trees(encode, decode)
-MEMBERS = {str(w): {"address": f"{w}", "attempt": 0} for w in range(3)}
+MEMBERS = {str(w): {"address": f"memory:{w}.0", "attempt": 0} for w in range(3)}
 COMMIT = {"t": "commit", "g": 1, "members": MEMBERS, "reference": 1, "landed": 0, "digest": "same", "since": 0}
 COMMIT |= {"rows": 10, "totals": {}}
 NOTE = {"rows": 5, "setting": {"fragments": 2}, "since": 1, "publish": 1}
@@ -193,6 +203,113 @@ def _mesh_seeds() -> list[bytes]:
     part, total = b"\x00\x00\x01abcdefgh\x00\x00", b"\x01\x00\x01abcdefgh\x00\x00"
     state = b"\x04\x01\x00\x00\x00"
     return [b"\x00" + part + total, b"\x01" + state, b"\x01\x02\x00\x00\x00" + state, b"\x00\x03\x00\x00\x00" + part]
+
+
+class _Rows:
+    num_rows = batches_per_epoch = 8
+
+    def validation(self) -> list[Any]:
+        return []
+
+
+class _Queue(queue.SimpleQueue[Any]):
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        return self.get_nowait()
+
+
+class _Leaping(RealTime):
+    """Time that passes when it is looked at: nothing is waited for."""
+
+    def __init__(self) -> None:
+        self.moment = 0.0
+
+    def now(self) -> float:  # type: ignore[override]
+        self.moment += 1.0
+        return self.moment
+
+    def queue(self) -> Any:
+        return _Queue()
+
+
+def _network() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(7, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+
+
+SPEC = TrainSpec(loss="mse", optimizer=functools.partial(torch.optim.SGD, lr=0.1), device="cpu")
+STRATEGIES: tuple[Any, ...] = (MPCA(), SparkNet(period=1), Relay())
+
+
+def _heed(worker: Worker) -> None:
+    with contextlib.suppress(TimedOutError):  # a verdict was asked for, and there is no coordinator
+        worker._take_signals(0.0)
+
+
+def _worker(data: bytes) -> None:
+    """A member of a mesh as above, and behind it the loop that steps, which takes up what it says."""
+    _warm()
+    draw, link = Draw(data), _Link()
+    replica = TorchReplica(_network(), SPEC, 0)
+    joint = JointState(draw.pick(STRATEGIES), replica.vector.detach().clone(), 3)
+    settings: dict[str, Any] = {"codec_name": draw.pick(("float32", "int8")), "trees": TREES}
+    settings |= {"time": _Leaping(), "silence_s": math.inf}
+    peer = Peer(link, Seat(0, 0, {}), joint, **settings)
+    plan = WorkerPlan(worker=0, attempt=0, epochs=1, steps=None, evaluates=True, checkpoint_every=2, keeps_best=True)
+    worker = Worker(plan, replica, _Rows(), peer, joint, lambda *part: None)
+    behind = draw.byte() % 2
+    _begun(peer.member, link, "other" if behind else "same", {})
+    _heed(worker)
+    size, whole = joint.size, list(joint.fragment(0))
+    if not behind:
+        replica.vector.detach().add_(1.0)
+        worker._stepped = True
+        worker.meter.steps += 1
+        number, fragment = peer.claim()
+        worker.send_off(number, fragment, snapshot_of(fragment.of(replica.vector).detach(), worker.spares), 1.0)
+    tree = {"joint": joint.tree(), "buffers": replica.buffers.vector(), "counts": replica.buffers.counts()}
+    tree |= {"schedule": replica.schedule(), "published": 1, "went": [0, 0], "best": 0.5, "replica": replica.shared()}
+    payloads = [
+        None,
+        *(bytes(n) for chunk in cut(Fragment(*whole), range(3), 32) for n in [4 * (chunk.stop - chunk.start)]),
+    ]
+    for _ in range(6):
+        if not draw.more:
+            break
+        kind = draw.byte() % 6
+        if kind == 4:
+            header: Any = {"t": "state", "g": 1, "a": 0, "d": 1, "i": 0, "n": 1}
+            payload: Any = encode(draw.changed(tree))
+        else:
+            sums = {"s": whole, "c": draw.byte() % 3}
+            true = (
+                {**PART, **sums, "n": NOTE | {"evaluate": True}},
+                {**SUM, **sums, "n": {"1": NOTE | {"save": 5}, "2": {"stop": "so"}}},
+                {**OPEN, **sums},
+                {"t": "want", "g": 1, "a": 0},
+                {},
+                {**PART, "r": "buffers:1", "s": [0, 8]},
+            )
+            header, payload = true[kind], draw.pick(payloads)
+        said = Message(
+            draw.pick((1, 2)),
+            as_sent(draw.changed(header)),
+            None if payload is None else memoryview(bytearray(payload)),
+        )
+        for _ in range(1 + draw.byte() % 2):  # said again, now and then
+            link.ready = [said] if isinstance(said.header.get("t"), str) else []
+            peer.member.turn()
+            _heed(worker)
+    link.ready = [Message(COORDINATOR, {"t": "prepare", "g": 2})]
+    peer.member.turn()
+    _heed(worker)
+    assert joint.model is not None
+    assert joint.model.shape == replica.vector.shape == (size,)
+
+
+def _worker_seeds() -> list[bytes]:
+    head = [bytes([strategy, codec_, behind]) for strategy in range(3) for codec_ in (0, 1) for behind in (0, 1)]
+    round_ = b"".join(bytes([kind, chunk, payload, worker, 0, 0]) for kind, chunk, payload, worker in
+                      ((0, 0, 1, 0), (0, 0, 1, 1), (1, 1, 2, 0), (1, 2, 3, 1)))  # fmt: skip
+    return [first + rest for first in head for rest in (round_, b"\x04\x00\x00\x00\x00", b"\x03\x00\x00\x00\x00\x00")]
 
 
 TUPLE = 100
@@ -289,6 +406,14 @@ TARGETS = (
     ),
     Target(
         "table", _table, _table_seeds, "what a member of a table hears from its peers, with tuples", 128, changes=300
+    ),
+    Target(
+        "worker",
+        _worker,
+        _worker_seeds,
+        "what a worker's loop makes of what its peers say, with joint states",
+        160,
+        changes=300,
     ),
     Target("codecs", _codecs, _codecs_seeds, "packed vectors, in every codec", 2048),
 )

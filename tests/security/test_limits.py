@@ -32,13 +32,22 @@ from thinwire.errors import CheckpointError, ConfigError, DataError, ProtocolErr
 from thinwire.exchange import parcel
 from thinwire.exchange.spark import box
 from thinwire.exchange.spark.sums import LONGEST, is_possible
-from thinwire.exchange.wire import MAX_FRAME_BYTES, MAX_HEADER_BYTES, Keys, ZmqHub, ZmqLink
+from thinwire.exchange.wire import (
+    HUB_PIECE_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_PAYLOAD_BYTES,
+    PIECE_BYTES,
+    Keys,
+    ZmqHub,
+    ZmqLink,
+    _header_frames,
+)
 
 from .surroundings import poll
 
 HUGE = 10**9
 TRUE: dict[str, dict[str, Any]] = {
-    "join": {"address": "here", "host": "here", "pid": 1, "rows": 8, "meets": None},
+    "join": {"address": "memory:0.0", "host": "here", "pid": 1, "rows": 8, "meets": None},
     "fetch": {"name": "train", "i": 0},
     "beat": {"landed": 0, "bytes": 0, "received": 0, "refused": 0, "waiting": {"train:0": [1]}, "progress": PROGRESS},
     "prepared": {"g": 1, "landed": 0, "since": 0, "fresh": True, "digest": "d", "more": None},
@@ -91,11 +100,12 @@ def ends() -> Iterator[tuple[ZmqHub, Any]]:
         [b'{"t":"beat"}'] * 100,
         [b"\xff\xfe\0"],
     ],
-    ids=str,
+    ids=range(12),
 )
 def test_a_header_past_its_limits_is_counted_and_the_next_message_is_heard(ends: Any, frames: list[bytes]) -> None:
     hub, peer = ends
-    peer.send_multipart(frames)
+    cut = [_header_frames(frames[0], HUB_PIECE_BYTES), frames[1:]]
+    peer.send_multipart([frame for each in cut for frame in each])
     peer.send(b'{"t":"beat","a":0}')
     heard: list[Message] = []
     poll(lambda: bool(heard.extend(hub.receive(0.05)) or heard))
@@ -105,11 +115,55 @@ def test_a_header_past_its_limits_is_counted_and_the_next_message_is_heard(ends:
 
 def test_a_frame_past_its_limit_ends_the_connection_before_it_is_in_memory(ends: Any) -> None:
     hub, peer = ends
-    peer.send_multipart([b'{"t":"beat","a":0}', b"\0" * (MAX_FRAME_BYTES + 1)])
-    peer.send(b'{"t":"beat","a":1}')  # after it was let in again
+    peer.send_multipart([b'{"t":"beat","a":0}', b"\0" * (64 << 10)])
     heard: list[Message] = []
-    poll(lambda: bool(heard.extend(hub.receive(0.05)) or [m for m in heard if m.header["a"] == 1]))
+
+    def let_in_again() -> bool:
+        peer.send(b'{"t":"beat","a":1}')
+        heard.extend(hub.receive(0.05))
+        return any(message.header["a"] == 1 for message in heard)
+
+    poll(let_in_again)
     assert all(message.payload is None for message in heard)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [b"\x02" + b"{" * (HUB_PIECE_BYTES - 1)],
+        [b"\x00{}"],
+        [b'\x02{"t":"beat"}', b"}"],
+        [b'{"t":"beat"}', b"\0" * HUB_PIECE_BYTES, b""],
+        [b'{"t":"beat"}', b"\0" * HUB_PIECE_BYTES, b"\0" * (HUB_PIECE_BYTES + 1)],
+        [b'{"t":"beat"}', b"\0", b"\0" * HUB_PIECE_BYTES],
+        [b'{"t":"beat"}', *[b"\0" * HUB_PIECE_BYTES] * (MAX_PAYLOAD_BYTES // HUB_PIECE_BYTES + 1)],
+    ],
+    ids=range(7),
+)
+def test_what_was_not_cut_as_the_wire_cuts_is_refused(ends: Any, frames: list[bytes]) -> None:
+    hub, peer = ends
+    peer.send_multipart(frames)
+    poll(lambda: bool(hub.receive(0.05)) or hub.refused == 1)
+    assert hub.refused == 1
+
+
+@pytest.mark.parametrize("size", [0, 1, HUB_PIECE_BYTES, HUB_PIECE_BYTES + 1, PIECE_BYTES + 1, 4 << 20])
+def test_headers_and_payloads_of_any_length_arrive_both_ways(size: int) -> None:
+    keys = Keys.make()
+    hub = ZmqHub(keys=keys, host="127.0.0.1")
+    link = ZmqLink(me=3, attempt=0, keys=keys, coordinator=hub.address, host="127.0.0.1")
+    payload = memoryview(bytes(range(256)) * (size // 256 + 1))[:size]
+    header = {"t": "saved", "a": 0, "text": "x" * min(size, 900_000)}
+    came: list[Message] = []
+    try:
+        link.send(-1, header, payload)
+        poll(lambda: came.extend(hub.receive(0.05)) or len(came) == 1)
+        hub.send(3, 0, header, payload)
+        poll(lambda: came.extend(link.receive(0.05)) or len(came) == 2)
+        assert [(m.sender, m.header, m.payload) for m in came] == [(3, header, payload), (-1, header, payload)]
+    finally:
+        link.close()
+        hub.close()
 
 
 def test_the_forms_are_those_of_true_messages_and_of_no_others() -> None:

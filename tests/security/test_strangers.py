@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
+import socket
+import struct
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -173,3 +178,79 @@ def test_a_peer_that_calls_itself_the_coordinator_is_refused() -> None:
     finally:
         for end in (peer, victim, hub):
             end.close()
+
+
+GREETING = b"\xff" + bytes(7) + b"\x01\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
+"""ZMTP's: whoever says it is asked for a handshake."""
+
+
+def resident_mb() -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) >> 10
+
+
+def announce(to: socket.socket, length: int) -> None:
+    """A frame of so many bytes, and 62 MiB of it."""
+    to.sendall(b"\x06" + struct.pack(">Q", length))
+    for _ in range(62):
+        to.sendall(bytes(1 << 20))
+        time.sleep(0.005)
+
+
+def test_a_stranger_who_announces_a_long_frame_is_shown_out_before_it_is_in_memory() -> None:
+    keys = Keys.make()
+    hub = ZmqHub(keys=keys, host="127.0.0.1")
+    link = ZmqLink(me=0, attempt=0, keys=keys, coordinator=hub.address, host="127.0.0.1")
+    held: list[socket.socket] = []
+    try:
+        before = resident_mb()
+        for address, longest in ((hub.address, 64 << 10), (link.address, 2 << 20)):
+            for _ in range(8):
+                held.append(socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=30))
+                held[-1].sendall(GREETING)
+                assert held[-1].recv(64)
+                with pytest.raises(ConnectionError):  # the other end has closed it, and takes no more
+                    announce(held[-1], longest + 1)
+        assert resident_mb() - before < 100
+        poll(lambda: hub.refused >= 7 and link.refused == 8)  # one may pass for the link, which came at the same time
+    finally:
+        for one in held:
+            one.close()
+        link.close()
+        hub.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux drops requests at a socket")
+def test_a_crowd_of_silent_strangers_leaves_a_worker_descriptors_for_its_checkpoints() -> None:
+    crowd(256, 400, 3.0)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux drops requests at a socket")
+def test_a_thousand_silent_strangers_leave_a_worker_descriptors_for_its_checkpoints() -> None:
+    crowd(1024, 1100, 12.0)
+
+
+def crowd(limit: int, count: int, seconds: float) -> None:
+    words = [sys.executable, "-m", "tests.security.crowded", str(limit)]
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)])}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, env=environment, text=True, **pipes) as worker:
+        assert worker.stdout is not None
+        said = json.loads(worker.stdout.readline())
+        assert said["soft"] == limit, "the soft limit was half of it"
+        held = [socket.socket() for _ in range(count)]
+        for one in held:
+            one.setblocking(False)
+            one.connect_ex(("127.0.0.1", int(said["address"].rpartition(":")[2])))
+        time.sleep(seconds)
+        out, error = worker.communicate("\n", timeout=60)
+        for one in held:
+            one.close()
+    told = json.loads(out)
+    assert told["failed"] == 0, told
+    assert told["most"] < limit
+    if seconds > 5.0:
+        assert told["refused"] > 60
+        assert "connections from 127.0.0.1 had not this run's keys" in error

@@ -30,7 +30,7 @@ class Script:
     def __init__(self, farewell_s: float | None) -> None:
         self.moment, self.farewell_s = 0.0, farewell_s
         self.ended_at: float | None = None
-        self.inbox = [self._said("join", address="here", rows=8, digest="d", **hello())]
+        self.inbox = [self._said("join", address="memory:0.0", rows=8, digest="d", **hello())]
         self.replaced: list[int] = []
         self.seen = False
         self.saves: list[str] = []

@@ -36,7 +36,8 @@ class Script:
         self.ends: list[Exit] = []
         self.dismissed: set[tuple[int, int]] = set()
         self.inbox = [
-            self._said(w, "join", address=f"a{w}", rows=8, meets=None if w % 2 else "x", **hello()) for w in range(4)
+            self._said(w, "join", address=f"memory:{w}.0", rows=8, meets=None if w % 2 else "x:1", **hello())
+            for w in range(4)
         ]
 
     def _said(self, worker: int, kind: str, payload: memoryview | None = None, **fields: Any) -> Message:
@@ -57,7 +58,7 @@ class Script:
         if comes and self.attempt[VICTIM] == 0:
             self.attempt[VICTIM] = 1
             self.gone.discard(VICTIM)
-            self.inbox.append(self._said(VICTIM, "join", address="b1", rows=8, **hello()))
+            self.inbox.append(self._said(VICTIM, "join", address="memory:1.1", rows=8, **hello()))
         found, self.inbox = self.inbox, []
         return found
 

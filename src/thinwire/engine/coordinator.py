@@ -21,7 +21,7 @@ from thinwire.engine.outcome import Outcome, Policy
 from thinwire.engine.ports import WHOEVER, Commit, Exit, Header, Hub, Message, Workforce
 from thinwire.engine.saves import Saves
 from thinwire.engine.stopping import Verdict
-from thinwire.errors import ConfigError, DataError
+from thinwire.errors import DataError
 
 TURN_S = 0.25
 """How often it looks around when nothing comes: each time takes a processor from somebody's step."""
@@ -126,7 +126,8 @@ class Coordinator:
 
     def _on_join(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         if not 0 <= worker < self._policy.workers + self._policy.helpers:
-            raise ConfigError(f"worker {worker} came, and the run is to have {self._policy.workers}")
+            self._refuse(worker, header)
+            return
         check_hello(worker, header)
         if (worker, header["a"]) in self._gone:
             return  # its process ended while this was on the way

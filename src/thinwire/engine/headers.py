@@ -1,5 +1,5 @@
-"""What workers may say to the coordinator, field by field. What does not fit is refused at the door: a worker that says
-something strange must not end everybody's run.
+"""What workers may say to the coordinator and to each other, field by field. What does not fit is refused where it is
+received: a worker that says something strange must not end everybody's run.
 """
 
 from __future__ import annotations
@@ -20,6 +20,11 @@ Check = Callable[[Any], bool]
 _MOST = 2**63
 MOST_PIECES = 1 << 20
 """Of a result, and of each of its pieces."""
+_ADDRESS = re.compile(
+    r"tcp://([A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}|(memory:)?[0-9]{1,18}\.[0-9]{1,18}"
+)
+"""Of a socket; of a queue in this process, or of an agent that Spark's jobs visit, by worker and attempt."""
+_MEETING = re.compile(r"[A-Za-z0-9._\[\]:-]{1,255}:[0-9.]{1,40}")
 _SAVE = re.compile(r"[0-9]{1,18}-(final|step-[0-9]{1,18})")
 _TOLD = (
     events.RoundLanded,
@@ -33,7 +38,12 @@ TOLD = {kind.kind: kind for kind in _TOLD}
 """Events that workers tell of."""
 
 
-def _count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
+    """Whether this is a whole number from 0 to 2⁶³.
+
+    >>> is_count(3), is_count(True), is_count(3.0), is_count(-1), is_count(10**30)
+    (True, False, False, False, False)
+    """
     return type(value) is int and 0 <= value < _MOST
 
 
@@ -43,6 +53,28 @@ def _number(value: Any) -> bool:
 
 def _text(value: Any) -> bool:
     return isinstance(value, str)
+
+
+def is_real(value: Any) -> bool:
+    """Whether this is a finite number.
+
+    >>> is_real(0.5), is_real(float("nan")), is_real(10**400)
+    (True, False, False)
+    """
+    return _number(value) and math.isfinite(value)
+
+
+def is_address(value: Any) -> bool:
+    """Whether a worker may be reached there, as far as the form goes.
+
+    >>> is_address("tcp://10.0.0.7:41234"), is_address("ipc:///tmp/x")
+    (True, False)
+    """
+    return _text(value) and bool(_ADDRESS.fullmatch(value))
+
+
+def _meeting(value: Any) -> bool:
+    return _text(value) and bool(_MEETING.fullmatch(value))
 
 
 def _truth(value: Any) -> bool:
@@ -66,7 +98,7 @@ def _table(check: Check) -> Check:
 
 
 def _pair(value: Any) -> bool:
-    return _list(_count)(value) and len(value) == 2
+    return _list(is_count)(value) and len(value) == 2
 
 
 def _form(needed: Mapping[str, Check], **more: Check) -> Check:
@@ -102,7 +134,7 @@ def _servers(value: Any) -> bool:
 
 
 _PROGRESS = _form(
-    {"steps": _count, "rows": _count, "position": _pair, "busy": _number, "gap_s": _number},
+    {"steps": is_count, "rows": is_count, "position": _pair, "busy": _number, "gap_s": _number},
     loss=_maybe(_number),
     first_loss=_maybe(_number),
     stepped_s=_number,
@@ -112,12 +144,12 @@ _PROGRESS = _form(
     note=_any_table,
 )
 _MORE = _form(
-    {"since": _count, "line": _count, "live": _list(_count), "due": _list(_count), "still": _list(_count)},
+    {"since": is_count, "line": is_count, "live": _list(is_count), "due": _list(is_count), "still": _list(is_count)},
     kept=_servers,
     went=_pair,
 )
-_RESULT = _form({"part": _count, "chunk": _count, "chunks": _count, "i": _count, "n": _count})
-_A_PART = _form({"name": _text, "size_bytes": _count, "digest": _text})
+_RESULT = _form({"part": is_count, "chunk": is_count, "chunks": is_count, "i": is_count, "n": is_count})
+_A_PART = _form({"name": _text, "size_bytes": is_count, "digest": _text})
 
 
 def _hint(hint: Any) -> Check:
@@ -128,7 +160,13 @@ def _hint(hint: Any) -> Check:
         return lambda value: any(option(value) for option in options)
     if origin is tuple:
         return _list(_hint(get_args(hint)[0]))
-    checks: dict[Any, Check] = {int: _count, float: _number, str: _text, bool: _truth, type(None): lambda v: v is None}
+    checks: dict[Any, Check] = {
+        int: is_count,
+        float: _number,
+        str: _text,
+        bool: _truth,
+        type(None): lambda v: v is None,
+    }
     return checks.get(hint, _any_table)
 
 
@@ -159,28 +197,28 @@ def is_setting(value: Any) -> bool:
 
 _SETTING = _form(
     {},
-    fragments=lambda value: _count(value) and value >= 1,
+    fragments=lambda value: is_count(value) and value >= 1,
     codec=lambda value: value is None or (_text(value) and value in CODECS),
     momentum=_maybe(_number),
     pull=_maybe(_number),
     rate=_maybe(_number),
     wait=_truth,
-    caution=_count,
+    caution=is_count,
 )
 _NOTE = _form(
     {},
-    rows=_count,
-    publish=_count,
+    rows=is_count,
+    publish=is_count,
     evaluate=_truth,
-    save=_maybe(_count),
+    save=_maybe(is_count),
     stop=_maybe(_text),
     setting=is_setting,
-    since=_count,
-    trial=_or_empty(_form({"number": _count})),
+    since=is_count,
+    trial=_or_empty(_form({"number": is_count})),
     counts=_list(lambda value: type(value) is int and abs(value) < _MOST),
-    number=_count,
+    number=is_count,
     by=_text,
-    n=_count,
+    n=is_count,
 )
 
 
@@ -196,41 +234,93 @@ def is_note(value: Any) -> bool:
 
 FORMS: dict[str, Check] = {
     "join": _form(
-        {"a": _count, "address": _text},
+        {"a": is_count, "address": is_address},
         host=_text,
-        pid=_count,
-        rows=_count,
-        meets=_maybe(_text),
+        pid=is_count,
+        rows=is_count,
+        meets=_maybe(_meeting),
         thinwire=_text,
     ),
-    "fetch": _form({"a": _count, "name": _shard, "i": lambda value: _count(value) and value < 2**31}),
+    "fetch": _form({"a": is_count, "name": _shard, "i": lambda value: is_count(value) and value < 2**31}),
     "beat": _form(
-        {"a": _count, "landed": _count, "bytes": _count},
-        received=_count,
-        refused=_count,
-        waiting=_maybe(_table(_list(_count))),
+        {"a": is_count, "landed": is_count, "bytes": is_count},
+        received=is_count,
+        refused=is_count,
+        waiting=_maybe(_table(_list(is_count))),
         progress=_or_empty(_PROGRESS),
     ),
     "prepared": _form(
-        {"a": _count, "g": _count, "landed": _count, "digest": _text, "fresh": _truth, "since": _count},
+        {"a": is_count, "g": is_count, "landed": is_count, "digest": _text, "fresh": _truth, "since": is_count},
         more=_or_empty(_MORE),
     ),
     "evaluated": _form(
-        {"p": _count, "sums": _table(_number), "weights": _table(_number), "rows": _count}
-        | {"steps": _count, "done": _count}
+        {"p": is_count, "sums": _table(_number), "weights": _table(_number), "rows": is_count}
+        | {"steps": is_count, "done": is_count}
     ),
-    "caught": _form({"published": _count}),
-    "saved": _form({"name": _checkpoint, "steps": _count, "parts": _list(_A_PART)}),
+    "caught": _form({"published": is_count}),
+    "saved": _form({"name": _checkpoint, "steps": is_count, "parts": _list(_A_PART)}),
     "finished": _form({}),
     "agreed": _form({}),
-    "epoch": _form({"a": _count, "epoch": _count, "rows": _count}, loss=_maybe(_number)),
+    "epoch": _form({"a": is_count, "epoch": is_count, "rows": is_count}, loss=_maybe(_number)),
     "event": lambda header: _form({"kind": _text, "fields": _any_table})(header) and _event(header),
     "failed": _form({"error": _text, "traceback": _text}, kind=_text),
     "result": lambda header: _RESULT(header) and _within(header, "i", "n") and _within(header, "chunk", "chunks"),
-    "apart": _form({"n": _count}),
+    "apart": _form({"n": is_count}),
     "bye": _form({}),
 }
 """By kind, whether a header is one."""
+
+
+_ROUND = {"r": _text, "s": _pair, "k": lambda value: _text(value) and value in CODECS, "c": is_count}
+_A_TUPLE = {"k": is_count}
+_A_NAME = {"p": _pair}
+
+
+def _among(needed: Mapping[str, Check], **more: Check) -> Check:
+    """A message between workers: its generation, and the sender's attempt."""
+    return _form({"g": is_count, "a": is_count, **needed}, **more)
+
+
+AMONG_WORKERS: dict[str, Check] = {
+    "part": _among(_ROUND | {"w": is_real}, n=_any_table),
+    "sum": _among(_ROUND | {"i": _list(is_count)}, n=_table(_any_table), e=_truth),
+    "open": _among(_ROUND),
+    "want": _among({}),
+    "state": _among({"i": is_count, "n": is_count, "d": is_count}),
+    "update": _among(_A_TUPLE | {"n": is_count, "w": is_real}, rate=_maybe(is_real), over=_truth),
+    "reply": _among(_A_TUPLE | {"n": is_count, "v": is_count, "to": is_count, "e": _truth}),
+    "get": _among(_A_TUPLE),
+    "value": _among(_A_TUPLE),
+    "move": _among(_A_TUPLE),
+    "moved": _among(_A_TUPLE),
+    "copy": _among(_A_TUPLE | {"v": _pair}),
+    "mark": _among(_A_NAME | {"n": _any_table}),
+    "page": _among(_A_TUPLE | _A_NAME | {"whole": _truth}),
+    "have": _among(_A_NAME),
+    "go": _among(_A_NAME),
+    "note": _among({"n": _any_table}),
+    "done": _among({"d": _truth}),
+}
+"""By kind, whether a header of a worker to another is one; what is in a note is looked at where it is taken up."""
+
+
+def is_among_workers(header: Header) -> bool:
+    """Whether a worker can act on another's header.
+
+    >>> is_among_workers({"t": "want", "g": 1, "a": 0}), is_among_workers({"t": "want", "g": -1, "a": 0})
+    (True, False)
+    """
+    check = AMONG_WORKERS.get(header["t"]) if isinstance(header.get("t"), str) else None
+    return check is not None and check(header)
+
+
+def are_marks(value: Any) -> bool:
+    """Whether these are the three numbers of a mark (`thinwire.exchange.sure`).
+
+    >>> are_marks([12, 9, 5]), are_marks([float("inf"), 0, 0]), are_marks([1, 2])
+    (True, False, False)
+    """
+    return _list(is_count)(value) and len(value) == 3
 
 
 def is_understood(header: Header) -> bool:

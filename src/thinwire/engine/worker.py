@@ -6,6 +6,7 @@ joint state, evaluations, is taken up between two steps, in the order in which t
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from thinwire.engine import signals
+from thinwire.engine.donated import fits
 from thinwire.engine.guard import Guard
 from thinwire.engine.handover import Handover
 from thinwire.engine.joint import JointState
@@ -73,6 +75,7 @@ class Worker:
         self._tuner, self.guard = Tuner(self), Guard(self)
         self.landed = self.adopted = joint.landed
         self._handover = Handover(self)
+        exchange.expects(functools.partial(fits, replica=replica, replicated=self.strategy.replicated))
         self._stepped = self.loaded = self._finished = False
 
     @property

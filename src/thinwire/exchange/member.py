@@ -14,6 +14,7 @@ How training's own traffic moves is left to a subclass: `Mesh` in rounds of all 
 from __future__ import annotations
 
 import logging
+import reprlib
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 
 from thinwire.engine.clock import REAL, Time
+from thinwire.engine.headers import is_among_workers
 from thinwire.engine.joint import JointState
 from thinwire.engine.ports import COORDINATOR, Header, Link, Message
 from thinwire.engine.signals import Asked, Averaged, Caught, CutOffError, Formed, Told
@@ -85,6 +87,8 @@ class Member(ABC):
         """Whether this worker launches all further rounds itself, also those that begin while it waits for the joint
         state: the other members of its group contribute to them."""
         self.digest = ""
+        self.fits: Callable[[dict[str, Any]], bool] = lambda tree: True
+        """Whether the main thread can take over what a peer gives."""
         self.progress: dict[str, Any] = {}
         """What the next heartbeat says."""
         self._last_beat = self._heard = self._joined_at = self.time.now()
@@ -333,6 +337,8 @@ class Member(ABC):
 
     def _from_peer(self, message: Message) -> None:
         kind = message.header["t"]
+        if not is_among_workers(message.header):
+            raise ProtocolError(f"{reprlib.repr(message.header)} is nothing that workers say to each other")
         if kind in ("part", "sum", "open"):
             if not (self._frozen and message.header.get("g") == self._rounds.generation):
                 self._rounds.receive(message.sender, message.header, message.payload)
@@ -359,7 +365,7 @@ class Member(ABC):
         if data is None:
             return
         tree = self._trees.decode(data)
-        if not isinstance(tree, dict) or not isinstance(tree.get("joint"), dict):
+        if not isinstance(tree, dict) or not isinstance(tree.get("joint"), dict) or not self.fits(tree):
             raise ProtocolError(f"worker {message.sender} sent a joint state that is not one")
         if int(tree["joint"]["landed"]) < self._agreed[1]:
             return  # copied before this generation: rounds between are nobody's to launch again, a newer one comes

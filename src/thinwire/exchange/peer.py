@@ -9,7 +9,7 @@ import contextlib
 import contextvars
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -136,6 +136,10 @@ class Peer:
         """Sends the joint state to a peer that asked for it in a generation, unless that is over."""
         data = self.encode(tree)
         self.member.command(lambda: self.member.donation.give(peer, data, generation))
+
+    def expects(self, fits: Callable[[dict[str, Any]], bool]) -> None:
+        """Has a joint state that a peer gives looked at before it is taken over; before `start`, for any thread."""
+        self.member.fits = fits
 
     def encode(self, tree: object) -> bytes:
         """A tree as bytes, in the form of checkpoints."""

@@ -14,13 +14,16 @@ workers: what a round lacks is sent again by another generation (`thinwire.engin
 
 from __future__ import annotations
 
+import reprlib
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from thinwire.engine.clock import Time
+from thinwire.engine.headers import are_marks, is_count
 from thinwire.engine.ports import COORDINATOR, Header, Hub, Link, Message, Wire
+from thinwire.errors import ProtocolError
 
 MARK = "mark"
 """A mark that says nothing else, for nobody but the channel."""
@@ -67,13 +70,13 @@ class Channel:
         """What a message that came lets be heard now, and what is to be said again."""
         if "m" not in message.header:
             return [message], []
-        theirs, seen, heard = (int(number) for number in message.header["m"])
+        theirs, seen, heard = self._checked(message.header)
         late, self._seen = theirs <= self._seen, max(theirs, self._seen)
         again = self._lost(seen, heard)
         plain = message._replace(header={k: v for k, v in message.header.items() if k not in ("m", "q")})
         if "q" not in message.header:
             return [] if late else [plain], again
-        number = int(message.header["q"])
+        number = message.header["q"]
         if number > self.heard and len(self._early) < MOST_EARLY:
             self._early[number] = plain
         found = []
@@ -81,6 +84,15 @@ class Channel:
             self.heard += 1
             found.append(self._early.pop(self.heard))
         return found, again
+
+    def _checked(self, header: Header) -> tuple[int, int, int]:
+        """The numbers of a mark, if they can be: nobody has seen or heard what was not said."""
+        if not are_marks(header["m"]) or not is_count(header.get("q", 1)):
+            raise ProtocolError(f"{reprlib.repr(header)} has no mark of three whole numbers")
+        theirs, seen, heard = header["m"]
+        if seen > self._mark or heard > self.said:
+            raise ProtocolError(f"a message that answers mark {seen} and word {heard}; {self.said} words were said")
+        return theirs, seen, heard
 
     def _lost(self, seen: int, heard: int) -> list[_Said]:
         while self.kept and self.kept[0].number <= heard:
@@ -134,7 +146,7 @@ class SureLink:
                 continue
             try:
                 heard, again = self._channel.take(message)
-            except (TypeError, ValueError):
+            except ProtocolError:
                 self._malformed += 1
                 continue
             found += [one for one in heard if one.header["t"] != MARK]
@@ -177,12 +189,14 @@ class SureHub:
         for message in self._hub.receive(timeout_s):
             try:
                 found += self._take(message)
-            except (KeyError, TypeError, ValueError):
+            except ProtocolError:
                 self._malformed += 1
         return found
 
     def _take(self, message: Message) -> list[Message]:
-        worker, attempt = message.sender, int(message.header["a"])
+        worker, attempt = message.sender, message.header.get("a")
+        if not is_count(attempt):
+            raise ProtocolError(f"{attempt!r} is no number of an attempt")
         channel = self._channel(worker, attempt)
         heard, again = channel.take(message)
         for said in again:

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import zmq
-
 from thinwire.checkpoint import decode, encode
 from thinwire.cluster.process import make_own
 from thinwire.engine.coordinator import Coordinator
@@ -110,16 +108,11 @@ def without_curve() -> None:
     """Takes authentication and encryption off this process's links, to see what they cost. Only ever in a benchmark."""
 
     class Plain(wire._Sockets):
-        def server(self, host: str) -> tuple[Any, str]:
-            router = self._limited(self.context.socket(zmq.ROUTER))
-            router.router_handover = True
-            return router, f"tcp://{host}:{router.bind_to_random_port(f'tcp://{host}')}"
+        def _authenticated(self, socket: Any) -> None:
+            return
 
-        def client(self, address: str, identity: bytes) -> Any:
-            dealer = self._limited(self.context.socket(zmq.DEALER))
-            dealer.identity = identity
-            dealer.connect(address)
-            return dealer
+        def _authenticating(self, socket: Any) -> None:
+            return
 
     wire._Sockets = Plain  # type: ignore[misc]
 
