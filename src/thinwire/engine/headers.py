@@ -28,6 +28,7 @@ _TOLD = (
     events.HandedOver,
     events.Rejoined,
     events.CheckpointFailed,
+    events.NonFinite,
 )
 TOLD = {kind.kind: kind for kind in _TOLD}
 """Events that workers tell of."""
@@ -109,6 +110,7 @@ _PROGRESS = _form(
     waited_s=_number,
     exchanged_s=_number,
     evaluated_s=_number,
+    score=_count,
     note=_any_table,
 )
 _MORE = _form(
@@ -220,7 +222,7 @@ FORMS: dict[str, Check] = {
         | {"steps": _count, "done": _count}
     ),
     "caught": _form({"published": _count}),
-    "saved": _form({"name": _checkpoint, "steps": _count, "parts": _list(_A_PART)}),
+    "saved": _form({"name": _checkpoint, "steps": _count, "parts": _list(_A_PART)}, fails=_truth),
     "finished": _form({}),
     "agreed": _form({}),
     "epoch": _form({"a": _count, "epoch": _count, "rows": _count}, loss=_maybe(_number)),
