@@ -130,7 +130,7 @@ class Loop:
         if self.strategy.timing == "async":
             self._meet(round, fragment, snapshots)
             return
-        sent = [self.joint.contribution(fragment, s) for s in snapshots]
+        sent = [c for s in snapshots if (c := self.joint.contribution(fragment, s)) is not None]
         reply = self.joint.land(round, fragment, self._mean(round, fragment, sent, weights))
         for worker in range(self.workers):
             self._adopt(worker, fragment, snapshots[worker], reply)

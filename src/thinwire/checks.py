@@ -113,7 +113,7 @@ def objective_for(algorithm: Algorithm | None, loss: Any, metrics: Any) -> tuple
 
 
 def refuse_impossible(
-    spec: TrainSpec, strategy: Strategy, codec: str, placement: Placement, **numbers: int | None
+    spec: TrainSpec, strategy: Strategy, codec: str, placement: Placement, on_nonfinite: str, **numbers: int | None
 ) -> None:
     """Refuses what cannot work before any process starts."""
     Objective(spec.loss)
@@ -148,6 +148,8 @@ def refuse_impossible(
     for name, value in numbers.items():
         if value is not None and value < 1:
             raise ConfigError(f"{name} = {value} is too small; use 1 or more")
+    if on_nonfinite not in ("drop", "stop"):
+        raise ConfigError(f"on_nonfinite = {on_nonfinite!r} is not known; use 'drop' or 'stop'")
     if spec.precision not in ("float32", "bfloat16"):
         raise ConfigError(f"precision = {spec.precision!r} is not known; use 'float32' or 'bfloat16'")
 

@@ -23,10 +23,11 @@ from thinwire.display import Display
 from thinwire.engine.coordinator import Coordinator
 from thinwire.engine.outcome import Outcome, Policy
 from thinwire.engine.ports import FINAL, Hub
-from thinwire.errors import CheckpointError
+from thinwire.errors import CheckpointError, DivergedError
 from thinwire.job import Job, work
 from thinwire.placement import assembled
 from thinwire.replicas.torch import build_module
+from thinwire.rules.finite import is_finite
 from thinwire.runlog import RunLog
 from thinwire.strategies import name_of
 
@@ -68,6 +69,7 @@ class Run:
         self._store, self._earlier, self._seed = store, earlier, seed
         self._coordinator: Coordinator | None = None
         self.lost = self.generations = 0
+        self._committed: set[str] = set()
         self.saved: str | None = None
         """The newest checkpoint of this run."""
 
@@ -154,6 +156,7 @@ class Run:
             "workers_at": at,
             "rows_done": sum(int(each["rows"] or 0) for each in at.values()),
             "thinwire": __version__,
+            "finite": True,
         }
 
     def _emit(self, event: events.Event) -> bool:
@@ -176,9 +179,11 @@ class Run:
         assert self._store is not None
         written = tuple(Part(p["name"], int(p["size_bytes"]), p["digest"]) for p in parts)
         self._store.commit(Manifest(name=name, step=step, parts=written, meta=meta))
+        self._committed.add(name)
         try:
             last = f"{name.split('-')[0]}-{FINAL}"  # may be being written already, and its name sorts before this
-            self._store.prune(KEEP_CHECKPOINTS, () if name == last else (*self._needed, last))
+            protect = () if name == last else (*self._needed, last)
+            self._store.prune(KEEP_CHECKPOINTS, protect, self._unfit)
         except CheckpointError as error:  # the new one is whole for all that
             _logger.warning("older checkpoints are left: %s", error)
         return sum(p.size_bytes for p in written)
@@ -188,8 +193,19 @@ class Run:
         """What a worker that takes another's place reads, until the run is over."""
         return () if self._earlier is None else (self._earlier.manifest.name,)
 
+    @property
+    def _unfit(self) -> tuple[str, ...]:
+        """Checkpoints in this run's own store that it could not go on from, and has not written anew since."""
+        if self._earlier is None or self._store is None or self._earlier.store.url != self._store.url:
+            return ()
+        return tuple(self._earlier.passed_over.keys() - self._committed)
+
     def trained(self, outcome: Outcome) -> nn.Module:
-        """The module with the run's parameters."""
+        """The module with the run's parameters.
+
+        Raises:
+            DivergedError: They are not finite.
+        """
         given = self._job.model
         module = copy.deepcopy(given) if isinstance(given, nn.Module) else build_module(given, self._job.spec.seed)
         chunks: Any = [decode(data) for part in outcome.results.values() for data in part.values()]
@@ -198,6 +214,9 @@ class Run:
         else:
             whole = module.state_dict() | assembled(chunks)
         module.cpu().load_state_dict(whole)
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad and not is_finite(parameter.detach()):
+                raise DivergedError(f"parameter {name!r} of the trained model is not finite{outcome.last_good()}")
         return module.eval()
 
     def summary(self, outcome: Outcome, seconds: float) -> dict[str, Any]:
@@ -227,6 +246,7 @@ class Run:
             "lacking": sorted(outcome.unreplaced),
             "choice": outcome.choice or None,
             "warnings": outcome.warnings,
+            "nonfinite": outcome.nonfinite,
             "checkpoint": outcome.checkpoint,
             "unwritten": outcome.unwritten,
             "unsaved": outcome.unsaved,

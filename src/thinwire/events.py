@@ -115,6 +115,26 @@ class Rejoined(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NonFinite(Event):
+    """Values of a worker that are NaN or infinite were left out of its replica, of a mean, or of what is saved."""
+
+    kind: ClassVar[str] = "non_finite"
+    worker: int
+    what: str
+    """"loss" or "gradient" of a step that was not taken; "contribution" or "mean" that was not counted; "parameters",
+    "buffers" or "optimizer state" that the worker began anew."""
+    values: int
+    """How many, the last time."""
+    times: int = 1
+    """How often since the worker's last such event."""
+    step: int | None = None
+    round: str | None = None
+    by: int | None = None
+    """The worker that found it, where it was another one."""
+    host: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Progressed(Event):
     kind: ClassVar[str] = "progressed"
     worker: int

@@ -228,6 +228,7 @@ def _build(
         trees=Trees(encode, decode),
         fresh=kept is None,
         silence_s=job.silence_s,
+        stop_on_nonfinite=job.plan.on_nonfinite == "stop",
         time=job.time,
     )
     save = None if job.checkpoints is None else CheckpointStore(job.checkpoints).write_part

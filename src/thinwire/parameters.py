@@ -134,6 +134,8 @@ class Buffers:
         named = [(name, b) for name, b in module.named_buffers() if name in persistent]
         self.floating = {name: b for name, b in named if b.is_floating_point()}
         self.counters = {name: b for name, b in named if b.dtype in (torch.int64, torch.int32) and b.numel() == 1}
+        self._checked = self.vector().isfinite()
+        """Elements that are to stay finite; others are not from the beginning, such as the -inf of a mask."""
 
     @property
     def size(self) -> int:
@@ -145,6 +147,11 @@ class Buffers:
             return torch.zeros(0)
         parts = [b.detach().to("cpu", torch.float32).reshape(-1) for b in self.floating.values()]
         return torch.cat(parts)
+
+    def count_not_finite(self, vector: Tensor | None = None) -> int:
+        """How many elements of these, or of a vector of them, are not finite and were so at the beginning."""
+        values = self.vector() if vector is None else vector
+        return int((self._checked & ~values.isfinite()).sum())
 
     def counts(self) -> list[int]:
         return [int(b.item()) for b in self.counters.values()]

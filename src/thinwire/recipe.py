@@ -50,6 +50,7 @@ class TrainSection:
     seed: int = 0
     metrics: list[str] | None = None
     clip_norm: float | int | None = None
+    on_nonfinite: str = "drop"
     precision: str = "float32"
     device: str = "auto"
     evaluate_every: int | None = None

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from torch import nn
 
 from thinwire import events, logs
-from thinwire.checkpoint import CheckpointStore, write_file
+from thinwire.checkpoint import CheckpointStore, Manifest, write_file
 from thinwire.checks import (
     carrier_for,
     columns_for,
@@ -33,6 +33,7 @@ from thinwire.cluster.frames import is_frame
 from thinwire.cluster.local import Local
 from thinwire.driver import Earlier, Run
 from thinwire.engine.deadlines import Deadlines
+from thinwire.engine.nonfinite import why_unfit
 from thinwire.engine.outcome import Policy
 from thinwire.engine.plan import WorkerPlan
 from thinwire.engine.ports import Hub, Wire
@@ -120,6 +121,7 @@ def fit(
     restore_best: bool | None = None,
     callbacks: Sequence[Callable[[events.Event], Any]] = (),
     clip_norm: float | None = None,
+    on_nonfinite: Literal["drop", "stop"] = "drop",
     precision: Literal["float32", "bfloat16"] = "float32",
     device: str = "auto",
     evaluate_every: int | None = None,
@@ -160,6 +162,8 @@ def fit(
         callbacks: called with every event; one that returns True ends the run. One that has a method `finish` is given
             the result with it at the end: `thinwire.trackers` has such ones.
         clip_norm: largest norm of a gradient.
+        on_nonfinite: whether a step with a loss or a gradient that is not finite, and a contribution that is not, is
+            left out and told of, or ends the run. A run in which that goes on at all workers ends in any case.
         precision: "bfloat16" computes under autocast.
         device: "cpu", "cuda", or "auto".
         evaluate_every: steps between evaluations; once an epoch unless said.
@@ -195,7 +199,7 @@ def fit(
     spread = placement_for(placement, chosen, carrier, where)
     if carrier == "spark" and deadlines is None:  # jobs are slow, and letters are not lost
         patience = dataclasses.replace(patience, stall_s=300.0, silence_s=60.0, prepare_s=60.0)
-    refuse_impossible(spec, chosen, codec, spread, epochs=epochs, steps=steps, batch_size=batch_size)
+    refuse_impossible(spec, chosen, codec, spread, on_nonfinite, epochs=epochs, steps=steps, batch_size=batch_size)
     if validation is None and (until is not None or stop is not None):
         asked = "until" if until is not None else "stop"
         raise ConfigError(f"{asked} looks at validation rows and there are none; give validation=0.1, or other rows")
@@ -233,6 +237,7 @@ def fit(
             codec=codec,
             deadlines=patience,
             group_size=spread.group_size,
+            on_nonfinite=on_nonfinite,
         )
         hub, wire = _wire(where, carrier)
         job = Job(
@@ -279,6 +284,7 @@ def fit(
                 hub, wire = _wire(where, carrier)
                 job = dataclasses.replace(job, wire=wire, resume=earlier.place)
                 run.go_on_from(earlier, job)
+            trained = None if outcome.interrupted else run.trained(outcome)
         except BaseException as error:
             reason = str(error) if isinstance(error, ThinwireError) else repr(error)
             log.close(events.RunEnded(reason=reason, summary={}))
@@ -287,9 +293,9 @@ def fit(
         log.close(events.RunEnded(reason=outcome.reason, summary=summary))
         if out is not None:
             _write_summary(f"{out.rstrip('/')}/summary.json", summary)
-        if outcome.interrupted:
+        if trained is None:
             raise Interrupted(run.how_to_resume(out, outcome))
-        result = Result(run.trained(outcome), outcome.history, summary)
+        result = Result(trained, outcome.history, summary)
         for callback in callbacks:
             _finish(callback, result)
         return result
@@ -360,9 +366,22 @@ def composed(first: Transform, second: Transform, columns: dict[str, Any]) -> di
     return second(first(columns))
 
 
+def _why_not(store: CheckpointStore, manifest: Manifest) -> str:
+    """Why a whole checkpoint is nothing to go on from; empty where it is. Those that say so were checked as they were
+    written; earlier versions wrote any.
+    """
+    if manifest.meta.get("finite") is True:
+        return ""
+    trees = (store.read_part(manifest, part.name) for part in manifest.parts)
+    try:
+        return next(filter(None, (why_unfit(tree) for tree in trees if isinstance(tree, dict))), "")
+    except (CheckpointError, LookupError, TypeError, AttributeError) as error:
+        return f"it cannot be read: {error}"
+
+
 def _earlier(resume: str, strategy: Strategy, placement: Placement) -> Earlier:
     store = CheckpointStore(f"{resume.rstrip('/')}/checkpoints")
-    manifest, passed = store.newest_whole()
+    manifest, passed = store.newest_whole(functools.partial(_why_not, store))
     told = "; ".join(f"{name}: {why}" for name, why in passed.items())
     if manifest is None:
         damaged = f"; damaged are {told}" if passed else ""

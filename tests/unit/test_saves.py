@@ -122,7 +122,7 @@ def test_what_is_written_of_the_last_checkpoint_stays_when_one_of_its_number_is_
     store = CheckpointStore(tmp_path)
     part = store.write_part("000003-step-21", "joint", {"x": torch.zeros(1)})
     last = store.write_part("000003-final", "joint", {"x": torch.ones(1)})
-    run: Any = SimpleNamespace(_store=store, _needed=())
+    run: Any = SimpleNamespace(_store=store, _needed=(), _unfit=(), _committed=set())
     Run._commit(run, "000003-step-21", 21, [asdict(part)], {})
     Run._commit(run, "000003-final", 24, [asdict(last)], {})
     newest = store.latest()

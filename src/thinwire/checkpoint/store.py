@@ -20,7 +20,7 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import final
 
 from thinwire.checkpoint.files import TEMPORARY, locate, put, sync_folder
@@ -111,8 +111,12 @@ class CheckpointStore:
         """The complete checkpoint of the highest step, or None when there is none."""
         return next(reversed(self.manifests()), None)
 
-    def newest_whole(self) -> tuple[Manifest | None, dict[str, str]]:
+    def newest_whole(
+        self, why_not: Callable[[Manifest], str] = lambda manifest: ""
+    ) -> tuple[Manifest | None, dict[str, str]]:
         """The newest checkpoint whose files are all as they were written, and why newer ones are not, by name.
+
+        Of one that is whole `why_not` may still say why it is not to be used.
 
         Every part is read, which `latest` does not do. Of folders that sort before that checkpoint nothing is said.
 
@@ -126,6 +130,8 @@ class CheckpointStore:
         while order:
             manifest = complete[order.pop()]
             damages = [found for part in manifest.parts if (found := self._damage(manifest.name, part))]
+            if not damages and (why := why_not(manifest)):
+                damages = [why]
             if not damages:
                 return manifest, {name: why for name, why in passed.items() if _natural(name) > _natural(manifest.name)}
             passed[manifest.name] = damages[0]
@@ -168,8 +174,10 @@ class CheckpointStore:
         except CheckpointError as error:
             raise type(error)(f"{self._shown(path)}: {error}") from error
 
-    def prune(self, keep: int, protect: Collection[str] = ()) -> None:
+    def prune(self, keep: int, protect: Collection[str] = (), unfit: Collection[str] = ()) -> None:
         """Removes all but the newest `keep` complete checkpoints, and what abandoned ones left.
+
+        Those that are unfit to go on from are not counted, and removed.
 
         Abandoned is an incomplete folder whose name sorts before that of the newest complete checkpoint.
         Files that are not the store's own stay.
@@ -177,6 +185,7 @@ class CheckpointStore:
         Args:
             keep: How many complete checkpoints remain, at least one.
             protect: Names of checkpoints, complete or being written, that also remain.
+            unfit: Names of complete checkpoints that nobody can go on from.
 
         Raises:
             CheckpointError: `keep` is less than one, or a file cannot be removed.
@@ -187,10 +196,13 @@ class CheckpointStore:
         if not complete:
             return
         names = [manifest.name for manifest in complete]
-        for name in names[:-keep]:
+        fit = [name for name in names if name not in unfit]
+        if not fit:
+            return
+        for name in [*fit[:-keep], *(name for name in names if name in unfit)]:
             if name not in protect:
                 self._remove(name)
-        newest = _natural(names[-1])
+        newest = _natural(fit[-1])
         for name in self._names():
             if name not in names and name not in protect and _natural(name) < newest:
                 self._remove_abandoned(name)

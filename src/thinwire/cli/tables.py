@@ -39,6 +39,11 @@ def summary_table(summary: dict[str, Any]) -> None:
         console.print(f"[yellow]checkpoint {name} was passed over:[/] {why}", highlight=False)
     for name, why in (summary.get("unwritten") or {}).items():
         console.print(f"[yellow]checkpoint {name} was not saved:[/] {why}", highlight=False)
+    if summary.get("nonfinite"):
+        left_out = (
+            f"{summary['nonfinite']:,} times numbers were left out that are not finite: see non_finite in events.jsonl"
+        )
+        console.print(f"[yellow]{left_out}[/]", highlight=False)
     for said in summary.get("warnings") or ():
         console.print(f"[yellow]exchanging hurt:[/] {said}", highlight=False)
 

@@ -75,6 +75,7 @@ def run(
         stop=_stop(train.stop),
         restore_best=train.restore_best,
         clip_norm=train.clip_norm,
+        on_nonfinite=train.on_nonfinite,  # type: ignore[arg-type]
         precision=train.precision,  # type: ignore[arg-type]
         device=train.device,
         checkpoint_every=recipe.run.checkpoint_every,

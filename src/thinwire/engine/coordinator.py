@@ -17,6 +17,7 @@ from thinwire.engine.headers import is_understood
 from thinwire.engine.jury import Jury
 from thinwire.engine.ledger import Ledger
 from thinwire.engine.membership import Bereft, Decision, Lost, Membership, Stalled
+from thinwire.engine.nonfinite import goes_wrong
 from thinwire.engine.outcome import Outcome, Policy
 from thinwire.engine.ports import WHOEVER, Commit, Exit, Header, Hub, Message, Workforce
 from thinwire.engine.saves import Saves
@@ -192,10 +193,15 @@ class Coordinator:
 
     def _on_event(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         kind = headers.TOLD.get(str(header["kind"]))
+        if kind is events.NonFinite:
+            whose = self.membership.seats.get(int(header["fields"]["worker"]))
+            header["fields"]["host"] = "" if whose is None else whose.host
         if kind is not None:
             self._emit(self.outcome.heed(kind(**header["fields"])))
 
     def _on_failed(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
+        if header.get("kind") == "DivergedError":
+            self._save_no_more()
         event, error = failures.failure(self.membership.seats[worker], header, self.outcome)
         self._emit(event)
         raise error
@@ -294,10 +300,24 @@ class Coordinator:
             decisions = [Lost(gone.worker, gone.attempt, f"{gone.reason} before it joined")]
         self._act(decisions)
 
+    def _save_no_more(self) -> None:
+        """The run has diverged: nothing is saved any more, and what was begun is the last good checkpoint."""
+        self._saves.stop()
+        for event in self._saves.ended(self._policy.deadlines.conclude_s):
+            self._emit(self.outcome.heed(event))
+
+    def _check_progress(self, *, over: bool) -> None:
+        """Ends a run in which no worker gets on."""
+        told = [self.ledger.last.get(w, {}).get("progress") or {} for w in self.membership.working]
+        if goes_wrong(told, over=over):
+            self._save_no_more()
+            raise failures.keeps_failing(self.membership.seats, self.outcome)
+
     def _tick(self) -> None:
         now, members, ended = self._time.now(), self.membership, bool(self._left or self.outcome.results)
         self._judge()
         self.settle()
+        self._check_progress(over=False)
         self._dismiss(self._ending.in_vain(members.present, members.working) - self._left)
         if self._ending.since is None:
             stopping = self.outcome.stopped_early or self._pending_stop is not None
@@ -307,6 +327,7 @@ class Coordinator:
                 self._act(members.make_room(done, missed, now))
             alive, more = members.working, makes_room and members.room_for(done, missed, now)
             if alive and alive <= self._finished and members.settled and not more and not self._absent.awaited(now):
+                self._check_progress(over=True)
                 self._trained_to = now
                 self._ending.since = now
                 self._dismiss(members.present - alive)

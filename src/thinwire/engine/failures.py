@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from thinwire import events
 from thinwire.engine.membership import Lost, Seat
 from thinwire.engine.outcome import Outcome, Policy
@@ -26,6 +28,18 @@ def failure(seat: Seat, header: Header, outcome: Outcome) -> tuple[events.Worker
     if header.get("kind") == "TimedOutError":
         return event, TimedOutError(f"{where}: {header['error']}. Go on from the last checkpoint with resume.")
     return event, WorkerError(f"{where} failed: {header['error']}\n\n{header['traceback']}")
+
+
+def keeps_failing(seats: Mapping[int, Seat], outcome: Outcome) -> DivergedError:
+    """Why a run ends in which no worker gets on."""
+    told = min(outcome.flawed.values(), key=lambda event: event.worker, default=None)
+    where, what = "all workers", "losses or gradients are not finite"
+    if told is not None:
+        seat = seats.get(told.worker)
+        where = f"worker {told.worker} on {told.host}" + (f" (pid {seat.pid}, attempt {seat.attempt})" if seat else "")
+        when = f"in round {told.round}" if told.step is None else f"at step {told.step}"
+        what = f"the {told.what} became infinite or no number {when}"
+    return DivergedError(f"{where}: {what}, and so it goes on at all workers{outcome.last_good()}")
 
 
 def nobody_came(policy: Policy) -> TimedOutError:

@@ -33,6 +33,7 @@ _TOLD = (
     events.HandedOver,
     events.Rejoined,
     events.CheckpointFailed,
+    events.NonFinite,
 )
 TOLD = {kind.kind: kind for kind in _TOLD}
 """Events that workers tell of."""
@@ -141,6 +142,7 @@ _PROGRESS = _form(
     waited_s=_number,
     exchanged_s=_number,
     evaluated_s=_number,
+    score=_count,
     note=_any_table,
 )
 _MORE = _form(
@@ -258,7 +260,7 @@ FORMS: dict[str, Check] = {
         | {"steps": is_count, "done": is_count}
     ),
     "caught": _form({"published": is_count}),
-    "saved": _form({"name": _checkpoint, "steps": is_count, "parts": _list(_A_PART)}),
+    "saved": _form({"name": _checkpoint, "steps": is_count, "parts": _list(_A_PART)}, fails=_truth),
     "finished": _form({}),
     "agreed": _form({}),
     "epoch": _form({"a": is_count, "epoch": is_count, "rows": is_count}, loss=_maybe(_number)),

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from thinwire.engine.schedule import Cut, Cuts
-from thinwire.errors import CheckpointError
+from thinwire.errors import CheckpointError, DivergedError
 from thinwire.parameters import Fragment
+from thinwire.rules.finite import count_not_finite, is_finite
 from thinwire.strategies import Measured, Setting, Strategy
 
 PIECE = 1 << 16
@@ -89,16 +90,23 @@ class JointState:
         landed = self.landed
         return self.cuts.at(landed).cycle(landed)
 
-    def contribution(self, fragment: Fragment, snapshot: Tensor, out: Tensor | None = None) -> Tensor:
-        """What a snapshot contributes; written to `out` where it is given, and then that is returned."""
+    def contribution(self, fragment: Fragment, snapshot: Tensor, out: Tensor | None = None) -> Tensor | None:
+        """What a snapshot contributes, or None where that is not finite.
+
+        It is written to `out` where that is given, and then `out` is returned. Each piece is checked while it is in the
+        cache.
+        """
         with self.lock:
             if not self.state:  # nothing beside the vector: what comes back may be the snapshot itself
-                return self.strategy.contribute(self.state, snapshot)
+                given = self.strategy.contribute(self.state, snapshot)
+                return given if is_finite(given) else None
             values = torch.empty_like(snapshot) if out is None else out
+            finite = True
             for piece, near in pieces(fragment, self.state, self.size):
                 part = self.strategy.contribute(slice_state(self.state, piece, self.size), near.of(snapshot))
                 near.of(values).copy_(part)
-            return values
+                finite = finite and is_finite(near.of(values))
+            return values if finite else None
 
     def old_model(self, fragment: Fragment) -> Tensor | None:
         """A copy of the joint model's fragment: the snapshot of a worker that did not contribute."""
@@ -118,8 +126,13 @@ class JointState:
     def merge(
         self, fragment: Fragment, mean: Tensor, cycle: int, setting: Setting, out: Tensor | None = None
     ) -> Tensor:
-        """Merges a mean, or one worker's contribution, into a fragment; takes no lock of its own."""
+        """Merges a mean, or one worker's contribution, into a fragment; takes no lock of its own.
+
+        Raises:
+            DivergedError: The joint model is not finite after it.
+        """
         if not self.state:
+            self._check(mean, fragment)
             reply, merged = self.strategy.merge(self.state, mean, cycle, setting)
             self.state = write_state(self.state, fragment, self.size, merged)
             return reply
@@ -127,9 +140,17 @@ class JointState:
         for piece, near in pieces(fragment, self.state, self.size):
             state = slice_state(self.state, piece, self.size)
             part, merged = self.strategy.merge(state, near.of(mean), cycle, setting)
+            self._check(merged[0], fragment)
             near.of(reply).copy_(part)
             self.state = write_state(self.state, piece, self.size, merged)
         return reply
+
+    def _check(self, values: Tensor, fragment: Fragment) -> None:
+        if not is_finite(values):
+            raise DivergedError(
+                f"the joint model is not finite any more after {self.landed} rounds: {count_not_finite(values)} values "
+                f"from {fragment.start} to {fragment.stop} of it"
+            )
 
     def set_model(self, x: Tensor) -> None:
         """The only worker's replica is the joint model."""

@@ -21,11 +21,14 @@ class JointBuffers:
     def ask(self, key: str) -> None:
         """Contributes this worker's to the mean; alone they are the mean as they are now."""
         worker, buffers = self._worker, self._worker.replica.buffers
+        worker.nonfinite.restore_buffers()
         if worker.alone:
             self._kept[key] = buffers.named(buffers.vector().clone(), buffers.counts())
         elif buffers.size and key not in worker.averaged:
-            weight = 1.0 if worker.batches.num_rows else 0.0  # who has no rows has made none of them
-            worker.exchange.average(key, buffers.vector(), weight, {"counts": buffers.counts()})
+            vector = buffers.vector()
+            counts = bool(worker.batches.num_rows) and not buffers.count_not_finite(vector)
+            weight = 1.0 if counts else 0.0  # who has no rows has made none of them
+            worker.exchange.average(key, vector, weight, {"counts": buffers.counts()})
 
     def get(self, key: str) -> dict[str, Tensor] | None:
         """The joint buffers, or None while they are on their way."""
@@ -38,6 +41,9 @@ class JointBuffers:
         averaged = worker.averaged.get(key)
         if averaged is None:
             return None
+        if averaged.empty or buffers.count_not_finite(averaged.mean):
+            own: dict[str, Tensor] = buffers.named(buffers.vector(), buffers.counts())
+            return own
         counted = [n["counts"] for n in averaged.notes.values() if "counts" in n]
         counts = [max(column) for column in zip(*counted, strict=True)]
         joint: dict[str, Tensor] = buffers.named(averaged.mean, counts or buffers.counts())

@@ -24,8 +24,13 @@ def take_over(
         with torch.no_grad():
             fragment.of(replica.vector).copy_(landed.reply)
     elif worker.gradients:
-        worker.mean_gradient = landed.reply
-        if snapshot is None:  # the rows here are done, the others' are not: their steps are taken here too
+        worker.mean_gradient, worker.mean_is_empty = landed.reply, landed.empty
+        if worker.averages == landed.round:
+            return
+        if landed.empty:
+            worker.mean_gradient = None
+            replica.advance()
+        elif snapshot is None:  # the rows here are done, the others' are not: their steps are taken here too
             replica.parameters.scatter_gradients(landed.reply.to(replica.vector.device))
             worker.mean_gradient = None
             replica.update()

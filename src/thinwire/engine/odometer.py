@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -21,7 +22,8 @@ class Odometer:
         """Smoothed duration of a step."""
         self.handling_s = 0.0
         """Smoothed duration of snapshot and landing, as it would be for the whole vector."""
-        self._epoch_rows = 0
+        self._epoch_rows = self._epoch_without = 0
+        """Rows of the epoch, and those whose loss was not finite."""
         self._epoch_loss = 0.0
         self._busy_s = 0.0
         self._began: float | None = None
@@ -76,9 +78,12 @@ class Odometer:
         self.steps += 1
         self.rows += rows
         self._epoch_rows += rows
-        self._epoch_loss += loss * rows
-        self._loss_sum += loss
-        self._loss_steps += 1
+        if math.isfinite(loss):
+            self._epoch_loss += loss * rows
+            self._loss_sum += loss
+            self._loss_steps += 1
+        else:
+            self._epoch_without += rows
         self.position = following
         self._last_end = now
         return now
@@ -86,8 +91,9 @@ class Odometer:
     def end_epoch(self) -> tuple[int, float | None]:
         """Rows and mean loss of the epoch that ended."""
         rows, loss = self._epoch_rows, self._epoch_loss
-        self._epoch_rows, self._epoch_loss = 0, 0.0
-        return rows, loss / rows if rows else None
+        counted = rows - self._epoch_without
+        self._epoch_rows, self._epoch_without, self._epoch_loss = 0, 0, 0.0
+        return rows, loss / counted if counted else None
 
     def report(self) -> dict[str, Any]:
         """What a heartbeat says; starts the next stretch of losses and pauses."""
@@ -115,9 +121,11 @@ class Odometer:
             "position": list(self.position),
             "epoch_rows": self._epoch_rows,
             "epoch_loss": self._epoch_loss,
+            "epoch_without": self._epoch_without,
         }
 
     def load(self, tree: dict[str, Any]) -> None:
         self.steps, self.rows = int(tree["steps"]), int(tree["rows"])
         self.position = (int(tree["position"][0]), int(tree["position"][1]))
         self._epoch_rows, self._epoch_loss = int(tree["epoch_rows"]), float(tree["epoch_loss"])
+        self._epoch_without = int(tree.get("epoch_without", 0))

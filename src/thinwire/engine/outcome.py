@@ -60,6 +60,10 @@ class Outcome:
     """Why the exchange is set as it is."""
     warnings: list[str] = field(default_factory=list)
     """Where exchanging was found to hurt; the last few."""
+    nonfinite: int = 0
+    """How often numbers that are not finite were left out."""
+    flawed: dict[int, events.NonFinite] = field(default_factory=dict)
+    """The last time of each worker."""
     unwritten: dict[str, str] = field(default_factory=dict)
     """Why checkpoints could not be written, by name; the last few."""
 
@@ -69,6 +73,9 @@ class Outcome:
             self.choice = event.why or self.choice
         elif isinstance(event, events.Tried) and event.hurts:
             self.warnings = [*self.warnings, event.hurts][-LAST_WARNINGS:]
+        elif isinstance(event, events.NonFinite):
+            self.nonfinite += event.times
+            self.flawed[event.worker] = event
         elif isinstance(event, events.CheckpointSaved):
             self.checkpoint = event.name
         elif isinstance(event, events.CheckpointFailed):

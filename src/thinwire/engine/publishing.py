@@ -15,11 +15,13 @@ from torch import Tensor
 
 from thinwire.engine.announced import Announced
 from thinwire.engine.joint_buffers import JointBuffers
+from thinwire.engine.nonfinite import refuse
 from thinwire.engine.outcome import name_of
 from thinwire.engine.ports import FINAL
 from thinwire.engine.resuming import newcomers, worker_tree
 from thinwire.engine.signals import Landed, Missed, Published
 from thinwire.engine.writing import SavePart, Writer
+from thinwire.rules.finite import is_finite
 
 if TYPE_CHECKING:
     from thinwire.engine.worker import Worker
@@ -192,10 +194,11 @@ class Publisher:
         self, number: int, model: Tensor, joint: dict[str, Any] | None, save: str | None, evaluate: bool
     ) -> None:
         worker = self._worker
+        refuse(model, "the joint model")
         self.number = max(self.number, number)
         if save is not None:
             worker.guard.leave()  # what it learnt alone is no part of a checkpoint
-            worker.replica.check()
+            worker.nonfinite.settle()
         own = worker_tree(worker) if save is not None else None
         if self._wanted(number):
             self._pending.append(_Publication(number, model, joint, save, own, evaluate))
@@ -297,6 +300,7 @@ class Publisher:
         for parameter in worker.replica.parameters.tensors:
             parameter.grad = None  # there may be no memory for it beside what is handed back
         model = self._final_model()
+        refuse(model, "the final model")
         if worker.strategy.ends_in_mean and not worker.alone:
             position = (worker.meter.position[0] + 1, 0)
             sample = islice(worker.batches.training(position, None), RECALIBRATION_BATCHES)
@@ -314,6 +318,7 @@ class Publisher:
             worker.wait(lambda: number in self._verdicts, "the final verdict", plan.deadlines.conclude_s)
         last = None
         if plan.checkpoint_every is not None:
+            worker.nonfinite.settle()
             own = worker_tree(worker)
             own["publisher"]["number"] = number  # who goes on from here counts on
             name = f"{number:06d}-{FINAL}"  # the same on all, whose steps may differ by now
@@ -347,7 +352,7 @@ class Publisher:
             key = f"mean:{FINAL}"
             with torch.no_grad():
                 own = joint - self._vector()
-            worker.exchange.average(key, own, 1.0, {})
+            worker.exchange.average(key, own, 1.0 if is_finite(own) else 0.0, {})
             worker.wait(lambda: key in worker.averaged, "the final mean", worker.plan.deadlines.conclude_s)
             return joint - worker.averaged[key].mean  # the joint model stays: who joins now does all this too
         return joint.clone()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from thinwire import events
 from thinwire.engine.outcome import order_of
-from thinwire.engine.ports import Clock, Commit, Header
+from thinwire.engine.ports import FINAL, Clock, Commit, Header
 from thinwire.errors import CheckpointError
 
 MOST_AT_ONCE = 2
@@ -34,6 +34,8 @@ class Saves:
         self._done: set[str] = set()
         self._begun: deque[tuple[Whole, Future[int]]] = deque()
         self._newest: str | None = None
+        self._stopped = False
+        self._refused: list[events.Event] = []
 
     def hear(self, worker: int, header: Header) -> None:
         """A worker has written its parts; of a checkpoint older than the newest they are gone already."""
@@ -50,19 +52,29 @@ class Saves:
             if order_of(name) <= order_of(newest or "") or not needed <= set(reports) or len(joint) < self._group_size:
                 continue
             self._done.add(name)
+            if all(r.get("fails") for r in reports.values()) and not name.endswith(FINAL):
+                reason = "at no worker had the last steps a loss and a gradient that are finite"
+                self._refused.append(events.CheckpointFailed(name=name, reason=reason))
+                continue
             newest = name
             yield Whole(name, max(int(r["steps"]) for r in reports.values()), [*parts.values()])
 
     def begin(self, needed: set[int], meta: Callable[[], dict[str, Any]]) -> None:
         """Begins to commit those that are whole now."""
-        if self._commit is None or self._begun:  # a slow store is not to have ever more of them
+        if self._commit is None or self._begun or self._stopped:  # a slow store is not to have ever more of them
             return
         for whole in [*self.whole(needed, self._newest)][-MOST_AT_ONCE:]:
             self._begun.append((whole, self._commit(whole.name, whole.step, whole.parts, meta())))
 
+    def stop(self) -> None:
+        """Nothing is committed any more but what was begun."""
+        self._stopped = True
+
     def ended(self, patience_s: float = 0.0) -> Iterator[events.Event]:
         """What became of those begun, in their order; those not done after so long have failed, if it is not 0."""
         until = self._clock() + patience_s
+        refused, self._refused = self._refused, []
+        yield from refused
         while self._begun and (patience_s or self._begun[0][1].done()):
             whole, commit = self._begun[0]
             try:

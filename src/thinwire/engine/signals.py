@@ -64,6 +64,17 @@ class Landed(NamedTuple):
     """The whole joint state as of this round, when it is to be saved."""
     seconds: float
     size_bytes: int
+    empty: bool = False
+    """Whether nobody contributed: the reply is of a mean of zero."""
+
+
+class LeftOut(NamedTuple):
+    """What this worker had for a round is not finite, and is not in its mean."""
+
+    round: int
+    values: int
+    told: bool
+    """Whether another worker has told of it."""
 
 
 class Published(NamedTuple):
@@ -95,6 +106,8 @@ class Averaged(NamedTuple):
     key: str
     mean: Tensor
     notes: dict[int, dict[str, Any]]
+    empty: bool = False
+    """Whether nobody contributed: the mean is zero."""
 
 
 class Caught(NamedTuple):
@@ -124,4 +137,4 @@ class Broken(NamedTuple):
     error: Exception
 
 
-Signal = Formed | Landed | Published | Missed | Noted | Averaged | Caught | Asked | Told | Broken
+Signal = Formed | Landed | LeftOut | Published | Missed | Noted | Averaged | Caught | Asked | Told | Broken

@@ -33,6 +33,13 @@ class Snapshot:
         self._out = out
         self._lock = threading.Lock()
 
+    @staticmethod
+    def of(values: Tensor) -> Snapshot:
+        """One that is made already."""
+        made = Snapshot(values, values)
+        made._source = None
+        return made
+
     def take(self) -> Tensor:
         """The copy, made now unless it has been made."""
         with self._lock:

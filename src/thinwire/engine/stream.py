@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 class Stream:
     """Watches a replica's gradients; between `begin` and `end` each tuple that is whole is told of."""
 
-    def __init__(self, replica: Any, tuples: Sequence[Fragment]) -> None:
+    def __init__(self, replica: Any, tuples: Sequence[Fragment], *, together: bool) -> None:
         self._replica, self._tuples = replica, tuples
+        self._waits = together or replica.spec.clip_norm is not None
+        """Whether nothing is sent before all of the gradient is known."""
         self.values = torch.zeros(replica.parameters.size)
         self._feed: Callable[[list[int]], None] | None = None
         self._missing: list[int] = []
@@ -44,9 +46,9 @@ class Stream:
         self.values = torch.zeros(self._replica.parameters.size)
         self._feed, self._missing, self._seen = feed, list(self._parts), set()
 
-    def end(self) -> None:
+    def end(self, *, takes: bool) -> None:
         """Backward is over: what it did not touch is zero; with a limit to its norm, all of it is sent only now."""
-        if self._replica.spec.clip_norm is not None:
+        if takes and self._waits:
             self._replica.clip()
             self._replica.parameters.gather_gradients(self.values)
         for index, tensor in enumerate(self._replica.parameters.tensors):
@@ -64,7 +66,7 @@ class Stream:
 
     def _made(self, index: int, parameter: Tensor) -> None:
         late = self._feed is None or index in self._seen
-        if late or parameter.grad is None or self._replica.spec.clip_norm is not None:
+        if late or parameter.grad is None or self._waits:
             return
         self._seen.add(index)
         offset = self._replica.parameters.offsets[index]
@@ -83,7 +85,7 @@ class Served:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._stream = Stream(worker.replica, worker.exchange.tuples)
+        self._stream = Stream(worker.replica, worker.exchange.tuples, together=worker.plan.group_size > 1)
         self._making = -1
         """The round whose gradient is being made; below 0 for none."""
 
@@ -98,10 +100,13 @@ class Served:
         worker.send_off(round, fragment, values, weight, rate=worker.replica.rate if scheduled else None)
         self._making = round
 
-    def end(self) -> None:
-        """It is made: waits while too many are on their way."""
+    def end(self, *, takes: bool) -> None:
+        """It is made: waits while too many are on their way. The rest of one that is not taken counts for nothing."""
         worker = self._worker
-        self._stream.end()
+        if not takes:
+            worker.nonfinite.without(self._making)
+            worker.exchange.withhold(self._making)
+        self._stream.end(takes=takes)
         self._making = -1
         worker.replica.advance()
         worker.pace.launched()
@@ -117,17 +122,30 @@ class Served:
         return round
 
 
-def average_gradient(worker: Worker, rows: int) -> bool:
-    """Puts the workers' mean in the gradient's place; False when a peer's state, this step done, came instead."""
+def average_gradient(worker: Worker, rows: int, *, takes: bool) -> None:
+    """Takes the step of the workers' mean gradient, to which one that is not finite gives nothing.
+
+    No step is taken where nobody gives anything, nor where a peer's state, this step done, comes instead.
+    """
     round, fragment = worker.exchange.claim()
     replica = worker.replica
-    gradient = torch.zeros_like(replica.vector)  # the padding between parameters counts in every block's scale
-    replica.parameters.gather_gradients(gradient)
-    share = Share(round, 1, rows, worker.lead)
-    worker.send_off(round, fragment, Snapshot(gradient, gradient.cpu()), worker.strategy.weight(share))
-    worker.await_round(round)
+    if takes:
+        gradient = torch.zeros_like(replica.vector)  # the padding between parameters counts in every block's scale
+        replica.parameters.gather_gradients(gradient)
+        share = Share(round, 1, rows, worker.lead)
+        worker.send_off(round, fragment, Snapshot(gradient, gradient.cpu()), worker.strategy.weight(share))
+    else:
+        worker.send_off(round, fragment, None, 0.0)
+    worker.averages = round
+    try:
+        worker.await_round(round)
+    finally:
+        worker.averages = -1
     if worker.mean_gradient is None:
-        return False
-    replica.parameters.scatter_gradients(worker.mean_gradient.to(replica.vector.device))
+        return
+    if worker.mean_is_empty:
+        replica.advance()
+    else:
+        replica.parameters.scatter_gradients(worker.mean_gradient.to(replica.vector.device))
+        replica.update()
     worker.mean_gradient = None
-    return True

@@ -20,6 +20,7 @@ from thinwire.engine.guard import Guard
 from thinwire.engine.handover import Handover
 from thinwire.engine.joint import JointState
 from thinwire.engine.landing import take_over
+from thinwire.engine.nonfinite import NonFinite
 from thinwire.engine.odometer import Odometer
 from thinwire.engine.pace import Pace
 from thinwire.engine.plan import WorkerPlan
@@ -68,11 +69,15 @@ class Worker:
         self._snapshots: dict[int, tuple[Fragment, Snapshot | None]] = {}
         self.spares = Spares(self.strategy.in_flight + 1)
         self.mean_gradient: Tensor | None = None
+        self.mean_is_empty = False
+        self.averages = -1
+        """The round whose mean the step under way waits for."""
         self.shares: dict[Fragment, tuple[int, int]] = {}
         self.pace = Pace(self.meter, self.time.now)
         self._needs_state = self._stopping = False
         self._reported, self._patient_until, self._rounds_in_all = 0.0, 0.0, 0
         self._tuner, self.guard = Tuner(self), Guard(self)
+        self.nonfinite = NonFinite(self)
         self.landed = self.adopted = joint.landed
         self._handover = Handover(self)
         exchange.expects(functools.partial(fits, replica=replica, replicated=self.strategy.replicated))
@@ -103,6 +108,7 @@ class Worker:
         if not self.loaded:
             self.pace.start(self.meter.steps)
         self.guard.begin()
+        self.nonfinite.begin()
 
     def _train(self) -> None:
         if self._goes_on():
@@ -137,12 +143,18 @@ class Worker:
                 if term is not None:
                     self.replica.parameters.add_to_gradients(term)
                 self._take_snapshots()
+        takes = self.nonfinite.takes(loss)
         if together and self.served:
-            self.served.end()
-        elif not (together and self.gradients) or average_gradient(self, self._rows_of(batch)):
+            self.served.end(takes=takes)
+        elif together and self.gradients:
+            average_gradient(self, self._rows_of(batch), takes=takes)
+        elif takes:
             self.replica.update()
+        else:
+            self.replica.advance()
         self.adopted = max(self.adopted, self.landed)
-        self.pace.step(loss)
+        if math.isfinite(loss):
+            self.pace.step(loss)
         if not self._barrier and self._waits(self.exchange.next_round):  # who waits for every reply knows a step's time
             self.replica.finish()
         self._book(begun, batch, loss)
@@ -173,7 +185,8 @@ class Worker:
     def _report(self, now: float) -> None:
         self._reported = now
         if self.members:  # until then the last word of its predecessor stands
-            self.exchange.progress(self.meter.report() | {"note": self._account(), "first_loss": self.pace.first_loss})
+            more = {"note": self._account(), "first_loss": self.pace.first_loss, "score": self.nonfinite.score}
+            self.exchange.progress(self.meter.report() | more)
 
     def say(self, kind: str, /, **fields: Any) -> None:
         """Tells the coordinator something."""
@@ -228,6 +241,10 @@ class Worker:
             note |= self._tuner.note(round)
         self.exchange.launch(round, fragment, snapshot, weight, note)
 
+    def rebase(self, base: Callable[[Fragment], Snapshot]) -> None:
+        """Rounds under way land as if they had been launched with other values."""
+        self._snapshots = {r: (f, None if s is None else base(f)) for r, (f, s) in self._snapshots.items()}
+
     def _take_snapshots(self) -> None:
         """Makes the copies that the exchange thread has not come to: the vector is about to change."""
         for snapshot in (snapshot for _, snapshot in self._snapshots.values() if snapshot is not None):
@@ -271,6 +288,8 @@ class Worker:
     def _take(self, signal: signals.Signal) -> None:
         if isinstance(signal, signals.Landed):
             self._land(signal)
+        elif isinstance(signal, signals.LeftOut):
+            self.nonfinite.left_out(signal.round, signal.values, told=signal.told)
         elif isinstance(signal, signals.Formed):
             self._form(signal)
         elif isinstance(signal, signals.Published | signals.Missed):
@@ -296,7 +315,7 @@ class Worker:
         base = snapshot.take() if landed.snapshot is None and snapshot is not None else landed.snapshot
         self._tuner.see(landed)
         self.guard.see(landed)
-        if not self.guard.alone and landed.round >= self.guard.since:
+        if not self.guard.alone and landed.round >= max(self.guard.since, self.nonfinite.since):
             take_over(self, landed, fragment, snapshot, base)
         for worker, note in landed.notes.items():
             self.totals[worker] = max(self.totals.get(worker, 0), int(note.get("rows", 0)))
@@ -369,8 +388,8 @@ class Worker:
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        self.replica.check()
         self.guard.leave()
+        self.nonfinite.settle()
         self.wait(lambda: not self._snapshots, "its last rounds", self.plan.deadlines.round_s)
         self._contribute_the_rest()
         self._account_for()
@@ -399,5 +418,6 @@ class Worker:
             self.wait(lambda: not self._snapshots, "its last exchange", self.plan.deadlines.round_s)
 
     def _account_for(self) -> None:
+        self.nonfinite.flush()
         self._report(self.time.now())
         self.exchange.flush()

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as LateError
 from typing import TYPE_CHECKING, Any
 
+from thinwire.engine.nonfinite import why_unfit
 from thinwire.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Writer:
         if len(self._writes) >= MOST_WAITING and not last:
             self.skip(name)
             return
-        self._writes[self._io.submit(self._write, name, trees, self._worker.meter.steps)] = name
+        self._writes[self._io.submit(self._write, name, trees, self._told())] = name
 
     @property
     def busy(self) -> bool:
@@ -63,17 +64,24 @@ class Writer:
         """Nothing more is to be written; what is still being is not waited for."""
         self._io.shutdown(wait=all(write.done() for write in self._writes), cancel_futures=True)
 
-    def _write(self, name: str, trees: dict[str, object], steps: int) -> None:
+    def _told(self) -> dict[str, Any]:
+        """What is said of a checkpoint when this worker's parts are written."""
+        return {"steps": self._worker.meter.steps, "fails": self._worker.nonfinite.now_fails}
+
+    def _write(self, name: str, trees: dict[str, object], told: dict[str, Any]) -> None:
         assert self._save_part is not None
         parts = []
         for part, tree in trees.items():
+            if isinstance(tree, dict) and (unfit := why_unfit(tree)):
+                self._failed(name, unfit)
+                return
             try:
                 written = self._save_part(name, part, tree)
             except CheckpointError as error:
                 self._failed(name, str(error))
                 return
             parts.append({"name": part, "size_bytes": written.size_bytes, "digest": written.digest})
-        self._worker.say("saved", name=name, parts=parts, steps=steps)
+        self._worker.say("saved", name=name, parts=parts, **told)
 
     def _failed(self, name: str, reason: str) -> None:
         self._worker.event("checkpoint_failed", worker=self._worker.plan.worker, name=name, reason=reason)

@@ -31,7 +31,7 @@ class Means:
         """A mean that has come; with the notes that it had first."""
         told = next((note["known"] for note in done.notes.values() if "known" in note), None)
         notes = done.notes if told is None else {int(worker): dict(note) for worker, note in told.items()}
-        found = Averaged(done.key, done.mean, notes)
+        found = Averaged(done.key, done.mean, notes, done.empty)
         self._keys.add(done.key)
         self._last[done.key] = found
         passing = [key for key in self._last if not key.endswith(f":{FINAL}")]

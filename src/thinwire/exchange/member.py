@@ -27,9 +27,9 @@ from thinwire.engine.clock import REAL, Time
 from thinwire.engine.headers import is_among_workers
 from thinwire.engine.joint import JointState
 from thinwire.engine.ports import COORDINATOR, Header, Link, Message
-from thinwire.engine.signals import Asked, Averaged, Caught, CutOffError, Formed, Told
+from thinwire.engine.signals import Asked, Averaged, Broken, Caught, CutOffError, Formed, Told
 from thinwire.engine.snapshot import Snapshot
-from thinwire.errors import ProtocolError, ThinwireError
+from thinwire.errors import DivergedError, ProtocolError, ThinwireError
 from thinwire.exchange.donation import Donation
 from thinwire.exchange.keys import number
 from thinwire.exchange.means import Means
@@ -42,6 +42,7 @@ from thinwire.rules.compression import codec, warm_up
 REFUSED = (ArithmeticError, AttributeError, LookupError, RuntimeError, ThinwireError, TypeError, ValueError)
 """What taking in a peer's message may raise when it does not fit."""
 MOST_LOGGED, MOST_WANTS, BEAT_S, REJOIN_S, TICK_S = 8, 4096, 0.5, 3.0, 0.05
+MOST_FLAWS = 256
 """TICK_S is how often a round is looked at that may have to end without all; else only messages wake this thread."""
 
 _log = logging.getLogger("thinwire.exchange")
@@ -62,10 +63,12 @@ class Member(ABC):
         trees: Trees,
         fresh: bool = True,
         silence_s: float = 30.0,
+        stop_on_nonfinite: bool = False,
         time: Time = REAL,
     ) -> None:
         self._link, self._seat, self._joint, self._trees, self.time = link, seat, joint, trees, time
         self._codec_name, self._silence_s = codec_name, silence_s
+        self._stop_on_nonfinite, self._flaws = stop_on_nonfinite, 0
         strategy = joint.strategy
         self._resend = strategy.settles and strategy.quorum < 1.0
         self.residuals = Residuals(joint.size, resend=self._resend)
@@ -97,7 +100,19 @@ class Member(ABC):
     def _make_rounds(self) -> Rounds:
         strategy, longest = self._joint.strategy, self._joint.size + (1 << 24)  # means of buffers may be longer
         settings: dict[str, Any] = {"quorum": strategy.quorum, "grace_s": strategy.grace_s, "longest": longest}
-        return Rounds(self._seat.worker, self._send, self.residuals.lane, **settings, clock=self.time.now)
+        settings |= {"clock": self.time.now, "tell": self.tell_not_finite}
+        return Rounds(self._seat.worker, self._send, self.residuals.lane, **settings)
+
+    def tell_not_finite(self, worker: int, round: str, what: str, values: int) -> None:
+        """Puts into the run's log that what a worker gave is not finite; the first times, for one may go on and on."""
+        self._flaws += 1
+        if self._stop_on_nonfinite:
+            text = f"{values} values of the {what} of worker {worker} in round {round} are not finite"
+            self.signals.put(Broken(DivergedError(text)))
+        elif self._flaws <= MOST_FLAWS:
+            fields = {"worker": worker, "what": what, "values": values, "round": round, "by": self._seat.worker}
+            event = {"t": "event", "a": self._seat.attempt, "kind": "non_finite", "fields": fields}
+            self._link.send(COORDINATOR, event)
 
     # -- training's own traffic -------------------------------------------------------------------------------------
 
@@ -115,6 +130,10 @@ class Member(ABC):
         self, round: int, fragment: Fragment, snapshot: Snapshot | Tensor | None, weight: float, note: dict[str, Any]
     ) -> None:
         """Launches a claimed round."""
+
+    def withhold(self, round: int) -> None:
+        """What has yet to be sent of a round counts for nothing: the step that makes it is not taken."""
+        return
 
     def feed(self, round: int, keys: list[int]) -> None:
         """Sends tuples of a round whose values come one after the other; without tuples a round is launched whole."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from thinwire.engine.joint import JointState
 from thinwire.engine.ports import Header, Link
-from thinwire.engine.signals import Landed
+from thinwire.engine.signals import Landed, LeftOut
 from thinwire.engine.snapshot import Snapshot
 from thinwire.engine.spares import Spares
 from thinwire.exchange.keys import before, train_number
@@ -24,6 +24,7 @@ from thinwire.exchange.member import Member
 from thinwire.exchange.rounds import Completed, Launch
 from thinwire.exchange.seat import Seat
 from thinwire.parameters import Fragment
+from thinwire.rules.finite import count_not_finite
 
 
 class Mesh(Member):
@@ -60,7 +61,12 @@ class Mesh(Member):
             spare = self._spares.take(fragment.size)
             taken = snapshot.take() if isinstance(snapshot, Snapshot) else snapshot
             values = self._joint.contribution(fragment, taken, out=spare)
-            if values is spare:  # until the round has landed: it may have to be launched again
+            if values is None:
+                self.signals.put(LeftOut(round, count_not_finite(taken), False))
+                weight = 0.0
+                if spare is not None:
+                    self._spares.give(spare)
+            elif values is spare:  # until the round has landed: it may have to be launched again
                 self._values[round] = spare
         with self._numbering:
             self._claimed.discard(round)
@@ -175,6 +181,8 @@ class Mesh(Member):
                 publish |= "publish" in note
                 save |= "save" in note
             model = self._joint.model
+            if self._seat.worker in done.dropped and own:
+                self.signals.put(LeftOut(round, 0, True))
             self.signals.put(
                 Landed(
                     round=round,
@@ -186,5 +194,6 @@ class Mesh(Member):
                     joint=self._joint.tree() if save else None,
                     seconds=done.seconds,
                     size_bytes=done.size_bytes,
+                    empty=done.empty,
                 )
             )

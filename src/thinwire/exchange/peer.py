@@ -98,6 +98,10 @@ class Peer:
         """Tuples of a launched round whose values no longer change."""
         self.member.command(lambda: self.member.feed(round, keys))
 
+    def withhold(self, round: int) -> None:
+        """What a launched round has yet to be fed counts for nothing."""
+        self.member.command(lambda: self.member.withhold(round))
+
     def average(self, key: str, values: Tensor, weight: float, note: dict[str, Any]) -> None:
         """Asks for a one-off float32 mean over all workers, under a key that all of them use."""
         launch = Launch(key, Fragment(0, values.numel()), "float32", values, weight, note)

@@ -11,9 +11,12 @@ from torch import Tensor
 
 from thinwire.parameters import Fragment, fragments
 from thinwire.rules.compression import Codec
+from thinwire.rules.finite import count_not_finite, is_finite
 
 CHUNK_BYTES = 1 << 20
 """Packed bytes of one message: large enough to be cheap, small enough to overlap."""
+BY_DESIGN = ("buffers",)
+"""Kinds of rounds whose values may be infinite, as those of a mask are; their workers look at them."""
 KNOWN = -1.0
 """In place of a weight: this is no share of a mean but the mean itself, as an earlier generation came to it."""
 
@@ -62,6 +65,10 @@ class Completed(NamedTuple):
     members: int
     late: tuple[int, ...]
     """Workers whose contributions missed at least one chunk."""
+    dropped: tuple[int, ...] = ()
+    """Workers whose contributions to at least one chunk were not finite."""
+    empty: bool = False
+    """Whether nobody contributed to any chunk."""
 
 
 def cut(fragment: Fragment, members: Collection[int], bits: int) -> tuple[Chunk, ...]:
@@ -100,6 +107,11 @@ class Round:
     done: set[int] = field(default_factory=set)
     notes: dict[int, dict[str, Any]] = field(default_factory=dict)
     late: set[int] = field(default_factory=set)
+    dropped: set[int] = field(default_factory=set)
+    flaws: dict[int, int] = field(default_factory=dict)
+    """How many values of each worker's part of the chunk summed last are not finite, for those that it is without."""
+    empty: set[int] = field(default_factory=set)
+    """Chunks that nobody contributed to."""
     quorum_since: dict[int, float] = field(default_factory=dict)
     size_bytes: int = 0
 
@@ -134,12 +146,52 @@ class Round:
         return exact
 
     def sum(self, index: int, parts: dict[int, tuple[float, Tensor | None]]) -> Tensor | None:
-        """The packed weighted mean of a chunk, which goes into `mean` as all will decode it; None if nobody counts."""
-        codec, mean = self.lane.codec, self.piece(self.mean, index)
+        """The packed weighted mean of a chunk, which goes into `mean` as all will decode it; None if nobody counts.
+
+        The sum is checked while it is in the cache, or its scales once it is packed. Only where it is not finite each
+        part is looked at, and it is taken anew of those that are; none is left where they are too large together.
+        """
         known = next((piece for weight, piece in parts.values() if weight == KNOWN and piece is not None), None)
         if known is not None:
+            mean = self.piece(self.mean, index)
             mean.copy_(known.view(torch.float32))
             return mean.clone().view(torch.uint8)
+        packed = self._summed(index, parts)
+        self.flaws = {}
+        if packed is None or self._is_finite(index, packed):
+            return packed
+        counted = {worker for worker, (weight, piece) in parts.items() if weight > 0 and piece is not None}
+        self.flaws = {worker: n for worker in counted if (n := self._count_not_finite(index, *parts[worker]))}
+        self._undo(index)
+        packed = self._summed(index, {worker: part for worker, part in parts.items() if worker not in self.flaws})
+        if packed is None or self._is_finite(index, packed):
+            return packed
+        self.flaws = dict.fromkeys(counted, count_not_finite(self.piece(self.mean, index)))
+        self._undo(index)
+        return None
+
+    def _decoded(self, index: int, piece: Tensor) -> Tensor:
+        return piece if piece.dtype == torch.float32 else self.lane.codec.decode(piece, self.size(index))
+
+    def _count_not_finite(self, index: int, weight: float, piece: Tensor | None) -> int:
+        assert piece is not None
+        return count_not_finite(self._decoded(index, piece) * weight)
+
+    def _is_finite(self, index: int, packed: Tensor) -> bool:
+        """Whether a chunk's mean is, which lies in `mean` now."""
+        codec = self.lane.codec
+        if self.key.partition(":")[0] in BY_DESIGN:
+            return True
+        return codec.is_finite(packed, self.size(index)) if codec.bits < 16 else is_finite(self.piece(self.mean, index))
+
+    def _undo(self, index: int) -> None:
+        before = self.before.pop(index, None)
+        residual = self._of(self.lane.owner_residual, index)
+        if before is not None and residual is not None:
+            residual.copy_(before)
+
+    def _summed(self, index: int, parts: dict[int, tuple[float, Tensor | None]]) -> Tensor | None:
+        codec, mean = self.lane.codec, self.piece(self.mean, index)
         total_weight = sum(weight for weight, _ in parts.values())
         if total_weight <= 0:
             return None

@@ -26,7 +26,7 @@ from thinwire.engine.headers import is_note
 from thinwire.engine.ports import Clock, Header
 from thinwire.errors import ThinwireError
 from thinwire.exchange.keys import train_number
-from thinwire.exchange.round import KNOWN, Chunk, Completed, Lane, Launch, Round, cut
+from thinwire.exchange.round import BY_DESIGN, KNOWN, Chunk, Completed, Lane, Launch, Round, cut
 from thinwire.parameters import Fragment
 
 _log = logging.getLogger("thinwire.exchange")
@@ -39,6 +39,8 @@ MOST_EARLY = 4096
 MOST_WEIGHT = 1e30
 
 Send = Callable[[int, Header, "memoryview | None"], None]
+Tell = Callable[[int, str, str, int], None]
+"""Tells that values of a worker are not finite: in which round, of what, how many."""
 
 
 class _RefusedError(Exception):
@@ -62,7 +64,9 @@ class Rounds:
         grace_s: float = 0.0,
         longest: int = 1 << 34,
         clock: Clock = time.monotonic,
+        tell: Tell = lambda worker, key, what, values: None,
     ) -> None:
+        self._tell = tell
         self._me, self._send, self._lane = me, send, lane
         self._quorum, self._grace_s, self._longest, self._clock = quorum, grace_s, longest, clock
         self._open: dict[str, Round] = {}
@@ -264,15 +268,20 @@ class Rounds:
         if entry.chunks[index].owner != sender or index in entry.done:
             raise _RefusedError(f"sum {index} of {entry.key} from {sender}")
         size = entry.size(index)
-        counted = {int(i) for i in header["i"]}
+        counted, dropped = {int(i) for i in header["i"]}, {int(i) for i in header.get("x", ())}
         notes = {int(k): _note(v) for k, v in header["n"].items()} if "n" in header else {}
         mean = entry.piece(entry.mean, index)  # not zeroed before: touching all of it would hold up the first send
         if header.get("e"):
             mean.zero_()
+            entry.empty.add(index)
         else:
             packed = _packed(payload, entry.lane.codec.size_bytes(size))
+            if entry.key.partition(":")[0] not in BY_DESIGN and not entry.lane.codec.is_finite(packed, size):
+                self._tell(sender, entry.key, "mean", 0)
+                raise _RefusedError(f"sum {index} of {entry.key} from {sender} is not finite")
             entry.lane.codec.decode(packed, size, out=mean)
         entry.done.add(index)
+        entry.dropped |= dropped
         entry.notes.update(notes)
         self._note_late(entry, index, counted)
         self._try_complete(entry)
@@ -292,9 +301,15 @@ class Rounds:
         if entry.chunks[index].first:
             header["n"] = {str(k): v for k, v in entry.notes.items() if k in parts}
         packed = entry.sum(index, parts)
+        if entry.flaws:
+            header["x"] = sorted(entry.flaws)
+            entry.dropped |= set(entry.flaws)
+            for worker, values in sorted(entry.flaws.items()):
+                self._tell(worker, entry.key, "contribution", values)
         if packed is None:
             header["e"] = True
             entry.piece(entry.mean, index).zero_()
+            entry.empty.add(index)
         entry.done.add(index)
         for peer in self.members:
             if peer != self._me:
@@ -321,6 +336,8 @@ class Rounds:
                 entry.size_bytes,
                 len(self.members),
                 tuple(sorted(entry.late)),
+                tuple(sorted(entry.dropped)),
+                len(entry.empty) == len(entry.chunks),
             )
         )
 

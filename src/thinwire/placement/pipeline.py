@@ -7,7 +7,6 @@ small batch while its neighbours work on others.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,7 +21,6 @@ from thinwire.placement.kinds import Pipeline
 from thinwire.placement.portions import Portion
 from thinwire.placement.replica import GroupReplica, Part
 from thinwire.planning.graph import Graph, graph_on
-from thinwire.replicas.owed import diverged
 from thinwire.replicas.torch import TrainSpec, resolve_device
 
 
@@ -171,10 +169,7 @@ class StageReplica(GroupReplica):
                 schedule.step(target=place, losses=losses)
             else:
                 schedule.step()
-        value = sum(each[0] for each in self.crew.tell([sum(float(each.detach()) for each in losses)]))
-        if not math.isfinite(value):
-            raise diverged(self.steps + 1, value)
-        return value
+        return sum(each[0] for each in self.crew.tell([sum(float(each.detach()) for each in losses)]))
 
     def meet(self, batch: Any | None, *said: float) -> list[list[float]]:
         told = super().meet(batch, *said)

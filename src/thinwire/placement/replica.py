@@ -19,7 +19,6 @@ from thinwire.placement.deferred import frugal, network_of
 from thinwire.placement.kinds import Layered
 from thinwire.placement.portions import Portion
 from thinwire.planning.graph import graph_on
-from thinwire.replicas.owed import diverged
 from thinwire.replicas.torch import TorchReplica, TrainSpec, resolve_device
 
 ROWS, WEIGHT = 0, 1
@@ -73,6 +72,10 @@ class GroupReplica(TorchReplica, ABC):
         self._share = weight / total if total else 0.0
         self._met = True
         return told
+
+    def agree(self, *said: bool) -> tuple[bool, ...]:
+        told = self.crew.tell([float(each) for each in said])
+        return tuple(any(column) for column in zip(*told, strict=True))
 
     def clip(self) -> None:
         """Makes the gradient of the whole replica as short as it is to be at most."""
@@ -248,8 +251,6 @@ class ShardedReplica(GroupReplica):
         for bucket in self._buckets:
             bucket.ready()
         value = float(loss.detach())
-        if not math.isfinite(value):
-            raise diverged(self.steps + 1, value)
         (loss * self._share).backward()  # type: ignore[no-untyped-call]
         for bucket in self._buckets:
             bucket.settle()

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.errors import DivergedError
-
 READ_EVERY = 16
 """Losses read at once: reading each would stall the device."""
 AHEAD = 2
@@ -25,23 +23,31 @@ class Owed:
         self._device = device
         self._losses: list[tuple[int, Tensor]] = []
         self._newest: float | None = None
+        self._bad: tuple[int, float] | None = None
         self._ends: deque[Any] = deque()
 
     def loss(self, step: int, loss: Tensor) -> float:
         """Takes a step's loss in; returns the newest that was read."""
         self._losses.append((step, loss))
         if self._newest is None or len(self._losses) >= READ_EVERY:
-            self.check()
+            self._read()
         return self._newest or 0.0
 
-    def check(self) -> None:
-        """Reads the losses; refuses one that is not finite."""
+    def bad(self, *, read: bool = False) -> tuple[int, float] | None:
+        """The step and the loss found not to be finite since the last call; reads all losses first if asked."""
+        if read:
+            self._read()
+        found, self._bad = self._bad, None
+        return found
+
+    def _read(self) -> None:
         owed, self._losses = self._losses, []
         for step, loss in owed:
             value = float(loss)
-            if not math.isfinite(value):
-                raise diverged(step, value)
-            self._newest = value
+            if math.isfinite(value):
+                self._newest = value
+            else:
+                self._bad = self._bad or (step, value)
 
     def step(self) -> None:
         """A step was asked for: waits for an earlier one to be done."""
@@ -56,8 +62,3 @@ class Owed:
         """Waits for the newest step to be done."""
         if self._ends:
             self._ends[-1].synchronize()
-
-
-def diverged(step: int, value: float) -> DivergedError:
-    """The error of a loss that is not finite."""
-    return DivergedError(f"the loss became {value} at step {step}")

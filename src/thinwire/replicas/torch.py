@@ -9,7 +9,7 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -28,9 +28,10 @@ from thinwire.replicas.objectives import (
     SchedulerFactory,
     metrics_of,
 )
-from thinwire.replicas.owed import Owed, diverged
+from thinwire.replicas.owed import Owed
 from thinwire.replicas.schedules import Asked, begun, go_on, plain, position, resume
 from thinwire.replicas.searches import needs_closure
+from thinwire.rules.finite import are_finite, count_not_finite, is_finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,20 @@ class TrainSpec:
     precision: Literal["float32", "bfloat16"] = "float32"
     device: str = "auto"
     seed: int = 0
+
+
+class Flaw(NamedTuple):
+    """Something of a step that is not finite."""
+
+    what: str
+    values: int
+    step: int
+    loss: float = 0.0
+
+    def __str__(self) -> str:
+        if self.what == "loss":
+            return f"the loss became {self.loss} at step {self.step}"
+        return f"{self.values} values of the {self.what} became infinite or no number at step {self.step}"
 
 
 PIECE_BYTES = 8 << 20
@@ -133,7 +148,7 @@ class TorchReplica:
     # -- stepping ---------------------------------------------------------------------------------------------------
 
     def gradient(self, batch: Any) -> float:
-        """Computes the gradient of a batch's mean loss, and returns that loss; refuses one that is not finite."""
+        """Computes the gradient of a batch's mean loss, and returns that loss; none of a loss that is not finite."""
         for parameter in self.parameters.tensors:  # what zero_grad does, which takes 20 times as long to get there
             parameter.grad = None
         self._memory["steps"] = self.steps
@@ -145,9 +160,8 @@ class TorchReplica:
             self.backward(loss)
             return self._owed.loss(self.steps + 1, shown.detach())
         value = shown.item()
-        if not math.isfinite(value):  # before gradients are made, which may be on their way at once
-            raise diverged(self.steps + 1, value)
-        self.backward(loss)
+        if math.isfinite(value):  # gradients may be on their way as soon as they are made
+            self.backward(loss)
         return value
 
     def backward(self, loss: Tensor) -> None:
@@ -203,9 +217,53 @@ class TorchReplica:
         if self.scheduler is not None and self._plateau and "val_loss" in metrics:
             self.scheduler.step(metrics["val_loss"])
 
-    def check(self) -> None:
-        """Looks at losses a device still owed."""
-        self._owed.check()
+    # -- what is not finite -----------------------------------------------------------------------------------------
+
+    def flaw(self, loss: float) -> Flaw | None:
+        """What of the step just computed is not finite; a device's losses are read later, and its gradients never."""
+        owed = self._owed.bad()
+        if owed is not None:
+            return Flaw("loss", 1, *owed)
+        if not math.isfinite(loss):
+            return Flaw("loss", 1, self.steps + 1, loss)
+        if self.device.type == "cpu":
+            grads = [p.grad for p in self.parameters.tensors if p.grad is not None]
+            made = [g._values() if g.is_sparse else g for g in grads]
+            if not are_finite(made):
+                return Flaw("gradient", sum(map(count_not_finite, made)), self.steps + 1)
+        return None
+
+    def owed_flaw(self) -> Flaw | None:
+        """What is not finite of the losses that a device still owed."""
+        owed = self._owed.bad(read=True)
+        return None if owed is None else Flaw("loss", 1, *owed)
+
+    def agree(self, *said: bool) -> tuple[bool, ...]:
+        """What this replica says, or any that steps together with it."""
+        return said
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all parameters are finite."""
+        return is_finite(self.vector.detach())
+
+    def begin_anew(self) -> None:
+        """Forgets what the optimizer has learnt, as a replica does that starts from the joint model."""
+        self.optimizer.state.clear()
+        self._memory = {k: v for k, v in self._memory.items() if not isinstance(v, Tensor)}
+
+    def forget_not_finite(self) -> int:
+        """Forgets what the optimizer has learnt of a parameter where that is not finite; returns how many values."""
+        found = 0
+        for parameter in list(self.optimizer.state):
+            kept = self.optimizer.state[parameter].values()
+            moments = [
+                v for v in kept if isinstance(v, Tensor) and v.shape == parameter.shape and v.is_floating_point()
+            ]
+            if not are_finite(moments):
+                found += sum(map(count_not_finite, moments))
+                del self.optimizer.state[parameter]
+        return found
 
     def finish(self) -> None:
         """Returns once a device has done what was asked of it."""

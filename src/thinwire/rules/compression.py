@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import ConfigError, ProtocolError, nearest
+from thinwire.rules.finite import is_finite
 
 if TYPE_CHECKING:
     from thinwire.rules._kernels import Bytes, Floats, Kernels
@@ -139,6 +140,28 @@ class Codec:
         """
         total = _vector(total, "total")
         self._accumulate(self._packed(packed, total.numel()), weight, total, fresh=False)
+
+    def is_finite(self, packed: Tensor, count: int) -> bool:
+        """Whether all of `packed` decodes to finite numbers.
+
+        Of the integer codecs only the scales are looked at, one number a block.
+
+        >>> packed = codec("int8").encode(torch.tensor([1.0, float("inf")]))
+        >>> codec("int8").is_finite(packed, 2), codec("int8").is_finite(codec("int8").encode(torch.ones(2)), 2)
+        (False, True)
+        """
+        data = self._aligned(self._packed(packed, count)).numpy()
+        if self.bits == 32:
+            return is_finite(torch.from_numpy(data.view(np.float32)))
+        if self.bits == 16:
+            exponent = np.uint16(0x7F80)
+            return not bool(((data.view(np.uint16) & exponent) == exponent).any())
+        whole = count // BLOCK * self._row_bytes
+        scales = data[:whole].view(np.float32)[:: self._row_bytes // 4]
+        last = data[whole : whole + self._header_bytes].view(np.float32)
+        largest = np.float32(2 ** (self.bits - 1))  # a code that no encoder makes is as far from zero as this
+        with np.errstate(over="ignore", invalid="ignore"):
+            return bool(np.isfinite(scales * largest).all() and np.isfinite(last * largest).all())
 
     @property
     def _header_bytes(self) -> int:

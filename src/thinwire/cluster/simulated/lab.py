@@ -8,7 +8,6 @@ network (`stacks`) or, on a GPU, side by side (`graphs`).
 from __future__ import annotations
 
 import logging
-import math
 import time as real
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from thinwire.cluster.simulated.steps import StepTimes
 from thinwire.errors import ConfigError
 from thinwire.placement import GroupReplica, Placement, part_of
 from thinwire.replicas import TorchReplica, TrainSpec
-from thinwire.replicas.owed import diverged
 
 _log = logging.getLogger("thinwire.simulated")
 
@@ -139,10 +137,7 @@ class Lab:
             return False
         self.together += len(group)
         for one, loss in zip(group, losses, strict=True):
-            if math.isfinite(loss):
-                one.loss = loss
-            else:
-                one.error = one.replica.diverged(loss)
+            one.loss = loss
         return True
 
 
@@ -167,9 +162,6 @@ class LabReplica(TorchReplica):
         for parameter, gradient in zip(tensors, torch.autograd.grad(loss, tensors, allow_unused=True), strict=True):
             parameter.grad = gradient
 
-    def diverged(self, loss: float) -> Exception:
-        return diverged(self.steps + 1, loss)
-
 
 def _unmeasured() -> float:
     raise ConfigError("the steps of a group are not measured here; give the simulated cluster step_s, or a ratio")
@@ -182,6 +174,6 @@ def _measured(replica: LabReplica, batch: Any) -> float:
         for _ in range(MEASURED_STEPS):
             began = real.perf_counter()
             replica.compute(batch)
-            replica.check()
+            replica.owed_flaw()
             took.append(real.perf_counter() - began)
     return min(took)

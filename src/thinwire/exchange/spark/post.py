@@ -20,6 +20,7 @@ from typing import Any
 from thinwire.engine.ports import COORDINATOR, Header, Message
 from thinwire.errors import ThinwireError, WorkerError
 from thinwire.exchange.member import REFUSED
+from thinwire.exchange.round import BY_DESIGN
 from thinwire.exchange.spark.link import SPARK, Letter, SparkWire, name_of
 from thinwire.exchange.spark.places import Places
 from thinwire.exchange.spark.sums import PATIENCE_S, Gathering, is_possible, shuffled
@@ -285,6 +286,8 @@ class Post:
             self._launched(worker, header, payload)
         elif header["t"] == "settled":
             self.settled += 1
+            if header.get("x"):
+                self._tell(worker, header)
         else:
             self.inbox.put(Message(worker, header, payload))
 
@@ -304,7 +307,8 @@ class Post:
                 self.refused += 1
                 return
             if key not in self._rounds:
-                self._rounds[key] = Gathering(fragment, codec(str(header["k"])))
+                by_design = key.partition(":")[0] in BY_DESIGN
+                self._rounds[key] = Gathering(fragment, codec(str(header["k"])), may_be_infinite=by_design)
                 news = {"t": "open", "g": self._generation, "r": key, "s": list(fragment), "k": header["k"]}
                 for other, attempt in self._attempts.items():
                     if other != worker:
@@ -313,10 +317,19 @@ class Post:
             if found.fragment != fragment or found.codec.name != header["k"] or worker in found.weights:
                 raise ValueError(f"round {key} is of {found.fragment} in {found.codec.name}, and each gives once")
             found.weights[worker], found.notes[worker] = float(header["w"]), dict(header["n"])
+            if header.get("x"):
+                found.dropped.add(worker)
+                self._tell(worker, header)
             if payload is not None:
                 found.add(payload, float(header["w"]))
             if set(found.weights) == set(self._attempts):
                 self._pool.submit(self._exchange, key, found, self._generation, dict(self._attempts))
+
+    def _tell(self, worker: int, header: Header) -> None:
+        """Puts into the run's log that what a worker gave is not finite."""
+        fields = {"worker": worker, "what": "contribution", "values": int(header["x"]), "round": str(header["r"])}
+        event = {"t": "event", "a": header["a"], "kind": "non_finite", "fields": fields}
+        self.inbox.put(Message(worker, event, None))
 
     def _exchange(self, key: str, found: Gathering, generation: int, attempts: dict[int, int]) -> None:
         """Sums a round, and sends its mean to all members."""
@@ -330,9 +343,11 @@ class Post:
                 mean = shuffled(lambda: self._marker(generation), self._wire, key, generation, names, stop - start)
                 if mean is None:
                     return
+                mean = found.checked(mean)
             header: Header = {"t": "sum", "g": generation, "r": key, "s": [start, stop], "k": found.codec.name}
             header["m"] = found.packing
             header["n"] = {str(worker): note for worker, note in found.notes.items()}
+            header["x"] = sorted(found.dropped)
             shared = None
             if mean is not None:
                 self.broadcasts += 1

@@ -16,11 +16,12 @@ import torch
 from thinwire.engine.headers import is_note
 from thinwire.engine.ports import COORDINATOR, Clock, Header
 from thinwire.exchange.mesh import Mesh
-from thinwire.exchange.round import KNOWN, Chunk, Lane, Launch, Round
+from thinwire.exchange.round import BY_DESIGN, KNOWN, Chunk, Lane, Launch, Round
 from thinwire.exchange.rounds import MOST_EARLY, Rounds, Send
 from thinwire.exchange.spark.link import EXACT, SPARK, Offer, SparkLink
 from thinwire.parameters import Fragment
 from thinwire.rules.compression import codec
+from thinwire.rules.finite import is_finite
 
 HEAVY = 2.0**60
 """The weight of a mean that is known already, where sums know weights alone: others are nothing beside it."""
@@ -79,12 +80,16 @@ class SparkRounds(Rounds):
         packing = codec(str(header["m"]))
         if payload is None:
             entry.mean.zero_()
+            entry.empty.add(0)
         elif payload.nbytes != packing.size_bytes(entry.fragment.size):
             raise ValueError(f"{payload.nbytes} bytes of a mean of {entry.fragment.size}")
         elif packing.name == EXACT:
             entry.mean = torch.frombuffer(payload, dtype=torch.float32)
         else:
             packing.decode(torch.frombuffer(payload, dtype=torch.uint8), entry.fragment.size, out=entry.mean)
+        if key.partition(":")[0] not in BY_DESIGN and not is_finite(entry.mean):
+            raise ValueError(f"the mean of round {key} is not finite")
+        entry.dropped |= {int(worker) for worker in header.get("x", ())}
         notes = {int(worker): note for worker, note in header["n"].items()}
         if not all(map(is_note, notes.values())):
             raise ValueError("a note is a table of what workers say with rounds")

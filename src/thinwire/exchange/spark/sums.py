@@ -18,6 +18,7 @@ from thinwire.exchange.rounds import MOST_WEIGHT
 from thinwire.exchange.spark.link import EXACT, SparkWire
 from thinwire.exchange.spark.tasks import read_parts, sum_parts
 from thinwire.rules.compression import CODECS, Codec, codec
+from thinwire.rules.finite import is_finite
 
 MEAN = "bfloat16"
 """How means are packed of what was packed with loss."""
@@ -36,6 +37,9 @@ class Gathering:
     total: Tensor | None = None
     weights: dict[int, float] = field(default_factory=dict)
     notes: dict[int, dict[str, Any]] = field(default_factory=dict)
+    dropped: set[int] = field(default_factory=set)
+    """Who gave what is not finite, which is left out where it comes from."""
+    may_be_infinite: bool = False
 
     def add(self, part: memoryview, weight: float) -> None:
         """A contribution; those of one machine come as one, weighed, where they are float32."""
@@ -47,15 +51,25 @@ class Gathering:
                 self.total = torch.zeros(self.fragment[1] - self.fragment[0])
             self.codec.accumulate(torch.frombuffer(part, dtype=torch.uint8), weight, self.total)
 
+    def checked(self, mean: bytes) -> bytes | None:
+        """A float32 mean, or None where it is not finite."""
+        fits = self.may_be_infinite or is_finite(torch.frombuffer(bytearray(mean), dtype=torch.float32))
+        return mean if fits else None
+
     @property
     def packing(self) -> str:
         """The codec of the mean."""
         return MEAN if self.codec.lossy else EXACT
 
     def mean(self) -> Any:
-        """The mean of what came along, packed."""
+        """The mean of what came along, packed; None where it is not finite, or of nothing."""
         assert self.total is not None
-        found = self.total.div_(sum(self.weights.values()))
+        weight = sum(self.weights.values())
+        if weight <= 0:
+            return None
+        found = self.total.div_(weight)
+        if not self.may_be_infinite and not is_finite(found):
+            return None
         return (codec(self.packing).encode(found) if self.codec.lossy else found).numpy()
 
 

@@ -11,14 +11,17 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from thinwire.engine.headers import is_note
 from thinwire.errors import ProtocolError, ThinwireError
+from thinwire.exchange.round import BY_DESIGN
 from thinwire.exchange.rounds import MOST_WEIGHT
 from thinwire.exchange.spark.box import Frame, GoneError, boxes, knock, machine, receive, sweep
 from thinwire.exchange.spark.link import BEAT, EXACT, SparkWire, letter_of
 from thinwire.exchange.spark.sheet import Sheet
 from thinwire.rules.compression import codec
+from thinwire.rules.finite import count_not_finite, is_finite
 
 GRACE_S, CONFIRM_S = 0.02, 1.0
 """How long a visit goes on once one agent has said something, and while one has not confirmed what it was brought."""
@@ -80,6 +83,7 @@ def carry_mail(
         sweep(wire.place)
     at_home = bool(members.workers) and set(members.workers) <= set(doors.values())
     _listen(doors, told, fetched, wait_s, at_home)
+    _leave_out(told, fetched)
     if at_home:
         _settle(wire, members, told, fetched)
     sizes, out = _packed(told, fetched)
@@ -152,6 +156,29 @@ def understood(header: dict[str, Any], frames: list[memoryview]) -> bool:
     return True
 
 
+def _leave_out(told: dict[str, dict[str, Any]], fetched: dict[str, list[memoryview]]) -> None:
+    """Takes what is not finite out of contributions, here, where each is still told from the others."""
+    for name, frames in fetched.items():
+        for letter in told[name]["letters"]:
+            header, frame = letter[2], letter[3]
+            if header["t"] != "launched" or frame is None or _may_be_infinite(str(header["r"])):
+                continue
+            packing, (start, stop) = codec(header["k"]), header["s"]
+            data = np.frombuffer(frames[frame], np.uint8)
+            packed = torch.from_numpy(data if data.flags.writeable else data.copy())
+            if not packing.is_finite(packed, stop - start):
+                values = count_not_finite(packing.decode(packed, stop - start))
+                letter[2], letter[3] = header | {"w": 0.0, "x": max(1, values)}, None
+
+
+def _may_be_infinite(key: str) -> bool:
+    return key.partition(":")[0] in BY_DESIGN
+
+
+def _is_finite(values: Any) -> bool:
+    return is_finite(torch.from_numpy(values))
+
+
 def _settle(
     wire: SparkWire, members: Members, told: dict[str, dict[str, Any]], fetched: dict[str, list[memoryview]]
 ) -> None:
@@ -179,10 +206,13 @@ def _settle(
         header["n"] = {str(members.workers[name]): letter[2]["n"] for name, letter in letters.items()}
         if total is not None:
             total *= np.float32(1 / sum(counts))
+            total = total if _may_be_infinite(key) or _is_finite(total) else None
+        header["x"] = [members.workers[name] for name, letter in letters.items() if letter[2].get("x")]
         frames = [] if total is None else [Sheet.of(total)]
         if all(_handed(wire, name, header, frames) for name in members.workers):
             for letter in letters.values():
-                letter[2], letter[3] = {"t": "settled", "r": key}, None
+                kept = {field: letter[2][field] for field in ("a", "x") if field in letter[2]}
+                letter[2], letter[3] = {"t": "settled", "r": key} | kept, None
 
 
 def _handed(wire: SparkWire, name: str, header: dict[str, Any], frames: list[Frame]) -> bool:
@@ -257,6 +287,8 @@ def read_parts(
         who.append(name)
         if found[1]:
             values = np.frombuffer(found[1][0], np.float32)
+            if not _may_be_infinite(key) and not bool(np.isfinite(values).all()):
+                continue
             weight += float(found[0]["w"])
             if total is None:
                 total = values * np.float32(found[0]["w"])

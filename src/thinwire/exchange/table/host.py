@@ -7,6 +7,7 @@ copy; or there is none, and the reference puts in what it has.
 
 from __future__ import annotations
 
+import math
 import time
 from abc import abstractmethod
 from collections import deque
@@ -19,11 +20,14 @@ from torch import Tensor
 
 from thinwire.engine.joint import JointState
 from thinwire.engine.ports import Header, Link, Message
+from thinwire.engine.signals import Broken
+from thinwire.errors import DivergedError
 from thinwire.exchange.member import Member
 from thinwire.exchange.seat import Seat
 from thinwire.exchange.table.log import Log
 from thinwire.exchange.table.plan import Answer, Layout, Mark, Plan, plan
 from thinwire.exchange.table.server import Book, Reply, Server, Update
+from thinwire.rules.finite import count_not_finite, is_finite
 from thinwire.rules.table import keeper
 from thinwire.strategies import Served
 
@@ -237,10 +241,15 @@ class Host(Member):
 
     def _on_update(self, sender: int, header: Header, payload: memoryview | None) -> None:
         key, weight = self._key(header), float(header["w"])
-        if not 0.0 < weight < 1e30 or key not in self.server.books:
+        if not 0.0 <= weight < 1e30 or key not in self.server.books or (payload is None) != (weight == 0.0):
             raise ValueError(f"update of {key}")
-        values = as_values(payload, self.layout.fragments[key].size)
+        values = torch.zeros(0) if payload is None else as_values(payload, self.layout.fragments[key].size)
+        if not is_finite(values):
+            self.tell_not_finite(sender, f"table:{int(header['n'])}", "contribution", count_not_finite(values))
+            weight = 0.0
         rate = None if header.get("rate") is None else float(header["rate"])
+        if rate is not None and not math.isfinite(rate):
+            raise ValueError(f"a learning rate of {rate}")
         update = Update(sender, (int(header["a"]), int(header["n"])), weight, values, rate)
         if header.get("over"):
             self.server.pass_over(key, update)
@@ -326,7 +335,10 @@ class Host(Member):
         handler: Callable[[int, Header, memoryview | None], None] | None = getattr(self, "_on_" + kind, None)
         if handler is None:
             raise ValueError(f"{kind!r} is nothing that workers say")
-        handler(message.sender, header, message.payload)
+        try:
+            handler(message.sender, header, message.payload)
+        except DivergedError as error:  # of what was merged here: no message is to blame
+            self.signals.put(Broken(error))
 
     def _take_reply(self, message: Message) -> None:
         key, header = self._key(message.header), message.header

@@ -25,7 +25,7 @@ Stamp = tuple[int, int]
 
 
 class Update(NamedTuple):
-    """One worker's contribution to a tuple."""
+    """One worker's contribution to a tuple; with a weight of 0 it only says that there is none."""
 
     worker: int
     stamp: Stamp
@@ -102,7 +102,10 @@ class Server:
                 return [known]
             book.merged[update.worker] = update.stamp
             version = book.version
-        reply = self._joint.merge(self._layout.fragments[key], update.values, version, self._setting)
+        if update.weight:
+            reply = self._joint.merge(self._layout.fragments[key], update.values, version, self._setting)
+        else:
+            reply = self._unchanged(key)
         with self._lock:
             book.version += 1
             book.replies[update.worker] = reply
@@ -143,10 +146,18 @@ class Server:
 
     def _merge(self, key: int, book: Book, updates: list[Update]) -> Tensor:
         fragment, rate = self._layout.fragments[key], updates[-1].rate
+        given = [update for update in updates if update.weight]
+        if not given:
+            return self._unchanged(key)
         setting = self._setting if rate is None else replace(self._setting, rate=rate)
         now, correct = self._now(key), self._strategy.correct
-        corrected = [u._replace(values=correct(u.values, now, book.replies.get(u.worker))) for u in updates]
+        corrected = [u._replace(values=correct(u.values, now, book.replies.get(u.worker))) for u in given]
         return self._joint.merge(fragment, _mean(corrected), book.version, setting)
+
+    def _unchanged(self, key: int) -> Tensor:
+        """The reply to workers none of which gave anything."""
+        now = self._now(key)
+        return now.clone() if self._strategy.subject == "gradients" else torch.zeros_like(now)
 
     def _now(self, key: int) -> Tensor:
         """A tuple's parameters."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from thinwire.engine.headers import is_note
 from thinwire.engine.joint import JointState
 from thinwire.engine.ports import Header, Link
-from thinwire.engine.signals import Asked, Averaged, Landed, Missed, Noted, Published
+from thinwire.engine.signals import Asked, Averaged, Landed, LeftOut, Missed, Noted, Published
 from thinwire.engine.snapshot import Snapshot
 from thinwire.exchange.rounds import Launch
 from thinwire.exchange.seat import Seat
@@ -25,6 +25,7 @@ from thinwire.exchange.table.host import Host, as_values
 from thinwire.exchange.table.pages import AGAIN_S, Name, Publications, name_of
 from thinwire.exchange.table.server import Reply
 from thinwire.parameters import Fragment
+from thinwire.rules.finite import count_not_finite, is_finite
 from thinwire.strategies import Served
 
 FLOAT_BYTES = 4
@@ -45,6 +46,8 @@ class _Flight:
     started: float = 0.0
     line: int | None = None
     """Of updates, in which servers know it by its number; None until it was sent."""
+    withheld: bool = False
+    """What has yet to be sent counts for nothing."""
     over: bool = False
     """It may be in what servers began anew with: they are to answer it, and not to merge it."""
     size_bytes: int = 0
@@ -111,8 +114,19 @@ class Table(Host):
         keys = set(range(len(self.layout.fragments)))
         held = set(keys) if self._joint.strategy.subject == "gradients" else set()
         reply = torch.empty_like(values)
-        self._flights[round] = _Flight(fragment, values, weight, reply, keys, held, note.get("rate"), self.time.now())
+        flight = _Flight(fragment, values, weight, reply, keys, held, note.get("rate"), self.time.now())
+        self._flights[round] = flight
+        if not held and not is_finite(values):
+            self._leave_out(round, flight, values)
         self._send_off(round, keys)
+
+    def _leave_out(self, round: int, flight: _Flight, values: Tensor) -> None:
+        flight.withheld = True
+        self.signals.put(LeftOut(round, count_not_finite(values), False))
+
+    def withhold(self, round: int) -> None:
+        if round in self._flights:
+            self._flights[round].withheld = True
 
     def feed(self, round: int, keys: list[int]) -> None:
         if round in self._flights:
@@ -141,8 +155,15 @@ class Table(Host):
 
     def _update(self, round: int, key: int) -> None:
         flight = self._flights[round]
-        update = {"t": "update", "k": key, "n": round, "w": flight.weight, "rate": flight.rate, "over": flight.over}
-        self._tell(self.host(key), update, self.layout.fragments[key].of(flight.values))
+        values: Tensor | None = self.layout.fragments[key].of(flight.values)
+        assert values is not None
+        left_out = flight.withheld
+        if not left_out and self._joint.strategy.subject == "gradients" and not is_finite(values):
+            left_out = True
+            self.signals.put(LeftOut(round, count_not_finite(values), False))
+        weight, values = (0.0, None) if left_out else (flight.weight, values)
+        update = {"t": "update", "k": key, "n": round, "w": weight, "rate": flight.rate, "over": flight.over}
+        self._tell(self.host(key), update, values)
 
     def _landed(self, reply: Reply) -> None:
         flight = self._flights.get(reply.number)
