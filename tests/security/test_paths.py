@@ -87,19 +87,21 @@ def test_clearing_away_touches_nobody_else_s_files(tmp_path: Path) -> None:
 )
 def test_a_saved_model_names_nothing_of_python_s_own_and_runs_nothing_unasked(code: dict[str, Any]) -> None:
     pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'thinwire[spark]'")
-    from thinwire.spark.storage import made_of
+    from thinwire.spark.objects import SLOTS, Source, made_of
 
-    with pytest.raises(CheckpointError):
-        made_of(code, path="saved", allow_pickle=False)
+    for slot in SLOTS:
+        with pytest.raises(CheckpointError):
+            made_of(code, slot, Source("saved"))
 
 
 def test_a_module_of_python_s_own_is_not_even_imported() -> None:
     pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'thinwire[spark]'")
-    from thinwire.spark.storage import made_of
+    from thinwire.spark.objects import SLOTS, Source, made_of
 
     sys.modules.pop("this", None)
-    with pytest.raises(CheckpointError):
-        made_of({"kind": "name", "module": "this", "name": "s"}, path="saved", allow_pickle=False)
+    for slot in SLOTS:
+        with pytest.raises(CheckpointError):
+            made_of({"kind": "name", "module": "this", "name": "s"}, slot, Source("saved"))
     assert "this" not in sys.modules
 
 
