@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import re
+import reprlib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -119,6 +121,17 @@ class Recipe:
 
 MOST_BYTES = 1 << 20
 """Of a recipe file; ours have less than two thousand."""
+MOST_PARTS = 32
+"""Of a dotted key, and levels of nested values. The parser takes quadratic time and memory for the parts of a key."""
+LONGEST = 10_000
+"""Characters of a text, and of a change to a recipe."""
+_BEGINS = re.compile(r"[ \t]*(?:\[\[?[ \t]*)?")
+_PART = re.compile(r"""(?:[\w-]+|"(?:\\.|[^"\\])*"|'[^']*')[ \t]*\.[ \t]*""")
+_DOTTED = re.compile(
+    r"""(?:(?:(?<![\w-])[\w-]+|"(?:\\.|[^"\\\n]){0,100}"|'[^'\n]{0,100}')[ \t]*\.[ \t]*){%d}""" % MOST_PARTS  # noqa: UP031
+)
+_shown = reprlib.Repr()
+_shown.maxstring = _shown.maxother = 200
 SHIPPED = ("autoencoder", "cifar10", "dbm", "dbn", "digits", "mnist", "rbm", "shakespeare")
 """The recipes that a wheel holds; pyproject.toml lists their files."""
 _hints = functools.cache(get_type_hints)
@@ -131,12 +144,51 @@ def load(path: str, changes: Sequence[str] = ()) -> Recipe:
         raise ConfigError(f"recipe {path!r} has {size} bytes; a recipe has at most {MOST_BYTES}: is it one?")
     try:
         with open(path if os.path.isfile(path) else _shipped(path), "rb") as file:
-            values = tomllib.load(file)
+            values = _parsed(file.read(MOST_BYTES + 1).decode())
     except (ValueError, RecursionError) as error:  # TOML's own, and of bytes that are no UTF-8
         raise ConfigError(f"recipe {path!r} is not valid TOML: {error}") from error
     for change in changes:
         apply(values, change)
     return parse(values)
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """TOML's values, once it is clear that the parser will not take for ever.
+
+    Keys that begin a line cost it the square of their parts in memory too: these are looked at exactly. Those of inline
+    tables cost a square of time, which is little if their parts are long.
+    """
+    found = _DOTTED.search(text)
+    lines = [text.count("\n", 0, found.start()) + 1] if found else []
+    for number, line in enumerate(text.split("\n"), 1):
+        at, parts = _BEGINS.match(line), 0
+        while at is not None and parts <= MOST_PARTS:
+            at, parts = _PART.match(line, at.end()), parts + 1
+        if at is not None:
+            lines.append(number)
+    if lines:
+        raise ValueError(f"line {min(lines)} has a key of more than {MOST_PARTS} parts; use fewer")
+    return tomllib.loads(text)
+
+
+def _check(values: Mapping[str, Any]) -> None:
+    """Refuses what no run needs, and what could not even be shown in an error."""
+    waiting: list[tuple[str, int, Any]] = [("", 0, values)]
+    while waiting:
+        path, depth, value = waiting.pop()
+        if depth > MOST_PARTS:
+            raise ConfigError(f"{path[:80]}… is nested more than {MOST_PARTS} levels deep; a recipe has three")
+        if isinstance(value, Mapping):
+            for name, inner in value.items():
+                if len(str(name)) > LONGEST:
+                    raise ConfigError(f"{path or 'the recipe'} has a key of {len(name)} characters; at most {LONGEST}")
+                waiting.append((f"{path}.{name}" if path else str(name), depth + 1, inner))
+        elif isinstance(value, (list, tuple)):
+            waiting.extend((f"{path}[{i}]", depth + 1, inner) for i, inner in enumerate(value))
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ConfigError(f"{path} is an integer of {value.bit_length()} bits; at most 64, as in TOML. Correct it.")
+        elif isinstance(value, str) and len(value) > LONGEST:
+            raise ConfigError(f"{path} is a text of {len(value)} characters; at most {LONGEST}. Shorten it.")
 
 
 def shipped() -> dict[str, str]:
@@ -165,10 +217,16 @@ def apply(values: dict[str, Any], change: str) -> None:
     >>> apply(values, "train.epochs=5"); apply(values, "strategy.name=mpca"); values
     {'train': {'epochs': 5}, 'strategy': {'name': 'mpca'}}
     """
+    if len(change) > LONGEST:
+        raise ConfigError(
+            f"--set {change[:40]!r}… has {len(change)} characters; at most {LONGEST}. Write it in a recipe."
+        )
     path, equals, text = change.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):
         raise ConfigError(f"--set {change!r} is not understood; write it as --set train.epochs=5")
+    if len(keys) > MOST_PARTS:
+        raise ConfigError(f"--set {change[:40]!r}… has a key of {len(keys)} parts; at most {MOST_PARTS}")
     target = values
     for key in keys[:-1]:
         target = target.setdefault(key, {})
@@ -179,20 +237,21 @@ def apply(values: dict[str, Any], change: str) -> None:
 
 def _value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return _parsed(f"value = {text}")["value"]
     except (ValueError, RecursionError):
         return text
 
 
 def parse(values: Mapping[str, Any]) -> Recipe:
     """A recipe from plain values; every key that is not understood is refused with its path and the nearest."""
+    _check(values)
     hints = _hints(Recipe)
     sections: dict[str, Any] = {}
     for name, content in values.items():
         if name not in hints:
             raise ConfigError(f"[{name}] is not a section of a recipe. {nearest(name, hints)}")
         if not isinstance(content, dict):
-            raise ConfigError(f"{name} = {content!r} is a value; write it as a section [{name}]")
+            raise ConfigError(f"{name} = {_shown.repr(content)} is a value; write it as a section [{name}]")
         sections[name] = (
             dict(content) if hints[name] is dict or name == "strategy" else _section(hints[name], name, content)
         )
@@ -206,7 +265,7 @@ def _section(kind: Any, path: str, values: Mapping[str, Any]) -> Any:
             raise ConfigError(f"{path}.{key} is not known. {nearest(key, hints)}")
         if not _fits(value, hints[key]):
             wanted = str(hints[key]).replace("<class '", "").replace("'>", "").replace("typing.", "")
-            raise ConfigError(f"{path}.{key} = {value!r} is {type(value).__name__}; it must be {wanted}")
+            raise ConfigError(f"{path}.{key} = {_shown.repr(value)} is {type(value).__name__}; it must be {wanted}")
     return kind(**values)
 
 

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import array
+import contextlib
+import functools
 import json
 import os
 import socket
 import struct
+import sys
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import torch
+from torch import nn
 
-from tests.fuzz.draw import Draw, as_sent
+from tests.fuzz.draw import WORDS, Draw, as_sent
 from tests.fuzz.target import Target
 from thinwire.cluster.frames import decode_images
 from thinwire.errors import CheckpointError, ConfigError, DataError, ProtocolError
 from thinwire.exchange.spark import box, link, post, tasks
 from thinwire.exchange.spark.link import SparkLink, SparkWire
+from thinwire.models import ZOO
+from thinwire.session import composed
 
 AT_ONCE = 4 << 20
 """Memory that may be taken before the bytes for it have come."""
@@ -194,13 +201,18 @@ def _letters_seeds() -> list[bytes]:
     return [bytes([0, a, 0, b, 0]) for a in range(5) for b in range(5)] + [bytes([1, 0, 2, 0, 1, 3, 4, 0])]
 
 
+F = {"kind": "name", "module": "torch.utils.collect_env", "name": "run"}
+DECODER = {"kind": "partial", "of": "decode_images", "args": [{"kind": "value", "value": ["x"]}]}
 CODES: tuple[Any, ...] = (
     {"kind": "value", "value": {"a": [1, 2]}},
     {"kind": "zoo", "name": "mlp"},
     {"kind": "strategy", "name": "mpca", "knobs": {"fragments": 2}},
     {"kind": "name", "module": "math", "name": "sqrt"},
-    {"kind": "partial", "of": "decode_images", "args": [{"kind": "value", "value": ["x"]}]},
+    DECODER,
     {"kind": "pickle", "data": "gAU="},
+    {"kind": "partial", "of": "in_turn", "args": [F, F, {"kind": "value", "value": "exit 1"}]},
+    {"kind": "partial", "of": "in_turn", "args": [DECODER, F]},
+    {"kind": "name", "module": "torch.nn.modules.linear", "name": "Linear"},
 )
 METADATA = {
     "uid": "TorchModel_1",
@@ -209,17 +221,92 @@ METADATA = {
 
 
 def _storage(data: bytes) -> None:
-    from thinwire.spark.storage import held_in, made_of
+    from thinwire.spark.storage import held_in, refuse_objects
 
     draw = Draw(data)
     try:
         if draw.byte() % 2:
             held_in(as_sent(draw.changed(METADATA)), "path")
         else:
-            code = as_sent(draw.changed(draw.pick(CODES)))
-            made_of(code, path="path", allow_pickle=False)
-    except (CheckpointError, ConfigError):
+            _ = _made(as_sent(draw.changed(draw.pick(CODES))), draw)
+        refuse_objects({"paramMap": {}, "defaultParamMap": {"loss": draw.pick(WORDS)}}, "path", ["loss"])
+    except (CheckpointError, ConfigError, ValueError):
         pass
+
+
+PARTS = ("torch", "utils", "collect_env", "run", "os", "system", "nn", "Linear", "posix", "abort", "builtins", "exec")
+PARTS += ("hub", "load", "sys", "exit", "__main__", "__init__", "__class__", "thinwire", "session", "composed", "mlp")
+OFS = ("in_turn", "decode_images", "torch.utils.collect_env.run", "exec")
+
+
+def skeleton(draw: Draw, depth: int = 3) -> Any:
+    """Code of any kind, with names that there are and names that there are not, at every depth."""
+    kind = draw.byte() % 8
+    if kind < 2 and depth:
+        parts = [skeleton(draw, depth - 1) for _ in range(draw.byte() % 4)]
+        found: Any = {"kind": "partial", "of": draw.pick(OFS), "args": parts}
+    elif kind < 5:
+        names = [".".join(draw.pick(PARTS) for _ in range(1 + draw.byte() % 3)) for _ in range(2)]
+        found = {"kind": "name", "module": names[0], "name": names[1]}
+    else:
+        found = draw.pick(CODES)
+    return draw.changed(found) if not draw.byte() % 4 else found
+
+
+def _skeleton(data: bytes) -> None:
+    draw = Draw(data)
+    with contextlib.suppress(CheckpointError, ConfigError):
+        _made(as_sent(skeleton(draw)), draw)
+
+
+FORBIDDEN = ("compile", "exec", "import", "os.exec", "os.fork", "os.posix_spawn", "os.system", "pickle.find_class")
+_done: list[str] | None = None
+"""Forbidden acts while a loader is watched; None at other times."""
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    if _done is not None and (event in FORBIDDEN or event.startswith(("subprocess.", "ctypes."))):
+        _done.append(f"{event} {args}")
+
+
+@functools.cache
+def _audited() -> None:
+    """Has Python itself tell of imports, processes and code, whoever begins them; there is no way back from it."""
+    sys.addaudithook(_audit)
+
+
+def _made(code: Any, draw: Draw) -> Any:
+    """What a slot makes of code, which must be of the slot's kind, and without a forbidden act."""
+    from thinwire.spark.objects import SLOTS, Source, made_of
+
+    global _done
+    _audited()
+    slot, acts = draw.pick((*SLOTS, "transform", "transform", "model")), []
+    _done = acts
+    try:
+        found = made_of(code, slot, Source("path"))
+    finally:
+        _done = None
+        assert not acts, acts
+    _is_of(found, slot)
+    return found
+
+
+def _is_of(found: Any, slot: str) -> None:
+    if isinstance(found, functools.partial):
+        assert slot == "transform"
+        if found.func is decode_images:
+            assert len(found.args) == 1
+            assert all(type(name) is str for name in found.args[0])
+        else:
+            assert found.func is composed
+            assert len(found.args) == 2
+            for part in found.args:
+                _is_of(part, "transform")
+    elif callable(found):
+        bases: dict[str, Any] = {"model": nn.Module, "optimizer": torch.optim.Optimizer}
+        known = slot == "model" and found in ZOO.values()
+        assert known or (isinstance(found, type) and issubclass(found, bases[slot]))
 
 
 IMAGE = {"origin": "x", "height": 2, "width": 2, "nChannels": 3, "mode": 16}
@@ -242,9 +329,16 @@ TARGETS = (
     Target(
         "storage",
         _storage,
-        lambda: [bytes([0, k, 0]) for k in range(6)] + [b"\x01\x00"],
+        lambda: [bytes([0, k, 0]) for k in range(9)] + [b"\x01\x00"],
         "stored estimators and models: metadata and code by name",
         64,
+    ),
+    Target(
+        "skeleton",
+        _skeleton,
+        lambda: [bytes([0, 3, k, 0, a, b, 1, 0]) for k in range(4) for a in (2, 5) for b in range(3)],
+        "what a saved model says its network, transform, loss or optimizer is",
+        128,
     ),
     Target("images", _images, lambda: [b"\x00\x0c" + bytes(range(12))], "rows of Spark's image schema", 64),
 )

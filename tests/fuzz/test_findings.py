@@ -287,9 +287,9 @@ def test_a_stored_model_whose_metadata_are_damaged_is_a_checkpoint_error(held: A
     "code", [{}, {"kind": "zoo", "name": "x"}, {"kind": "name", "module": "", "name": "x"}, {"kind": "strategy"}]
 )
 def test_stored_code_that_is_damaged_is_a_checkpoint_error(code: dict[str, Any]) -> None:
-    storage = pytest.importorskip("thinwire.spark.storage", reason="PySpark is not installed")
+    objects = pytest.importorskip("thinwire.spark.objects", reason="PySpark is not installed")
     with pytest.raises(CheckpointError):
-        storage.made_of(code, path="folder", allow_pickle=False)
+        objects.made_of(code, "model", objects.Source("folder"))
 
 
 @pytest.mark.parametrize(

@@ -365,3 +365,60 @@ def test_links_count_what_they_refuse() -> None:
     finally:
         for end in (link, other, hub):
             end.close()
+
+
+LONG_RECIPES = {
+    "an integer of 5,000 hexadecimal digits": (
+        "[train]\nepochs = 0x" + "f" * 5000,
+        "train.epochs is an integer of 20000",
+    ),
+    "one in a strategy": ("[strategy]\nname = ['x', {a = 0x" + "f" * 5000 + "}]", "strategy.name.1..a is an integer"),
+    "a key of 100,000 parts": ("a" + ".a" * 100_000 + " = 1", "line 1 has a key of more than 32 parts"),
+    "of quoted parts": ("\n" + "'='" + ".'='" * 100_000 + " = 1", "line 2 has a key of more than 32 parts"),
+    "of long quoted parts": (".".join(['"' + "b" * 120 + '"'] * 7000) + " = 1", "line 1 has a key of more than 32"),
+    "of a table": ("[ a" + " . a" * 100_000 + "]\nx = 1", "line 1 has a key of more than 32 parts"),
+    "in an inline table": ("x = {y = 1, a" + ".a" * 400_000 + " = 1}", "line 1 has a key of more than 32 parts"),
+    "with long parts there": ("x = {" + ".".join(['"' + "b" * 120 + '"'] * 7000) + " = 1}", "more than 32 levels deep"),
+    "nested arrays": ("x = " + "[" * 100_000, "not valid TOML"),
+    "nested tables": ("[train]\nstop = " + "{a = " * 40 + "1" + "}" * 40, "more than 32 levels deep"),
+    "a long text": ("[train]\nloss = '" + "x" * 900_000 + "'", "train.loss is a text of 900000 characters"),
+    "a long key": ("[train]\n" + "x" * 900_000 + " = 1", "a key of 900000 characters"),
+    "quotes": ("x = " + '"' * 900_000, "not valid TOML"),
+    "a word": ("a" * 1_000_000, "not valid TOML"),
+    "keys that are nearly too long": (("a." * 31 + "=") * 15_000, "not valid TOML"),
+}
+
+
+@pytest.mark.parametrize(("text", "said"), LONG_RECIPES.values(), ids=LONG_RECIPES)
+def test_a_recipe_that_would_take_long_is_refused_in_a_few_words(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "recipe.toml").write_text(text)
+    with pytest.raises(ConfigError, match=said) as error:
+        recipe.load(str(tmp_path / "recipe.toml"))
+    assert len(str(error.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("a" + ".a" * 100_000 + "=1", "has 200003 characters"),
+        ("train" + ".a" * 100 + "=1", "a key of 101 parts"),
+        ("train.epochs=0x" + "f" * 5000, "train.epochs is an integer of 20000 bits"),
+        ("train.epochs=" + "[" * 4000, "train.epochs = '.*it must be int"),
+        ("train.epochs=1\na" + ".a" * 4000 + "=1", "train.epochs = '1.*it must be int"),
+    ],
+    ids=["a long key", "a deep key", "an integer", "arrays", "a second line"],
+)
+def test_a_change_to_a_recipe_has_limits_too(tmp_path: Path, change: str, said: str) -> None:
+    (tmp_path / "recipe.toml").write_text("[train]\nepochs = 1\n")
+    with pytest.raises(ConfigError, match=said) as error:
+        recipe.load(str(tmp_path / "recipe.toml"), [change])
+    assert len(str(error.value)) < 1000
+
+
+def test_long_lines_of_an_ordinary_recipe_are_read(tmp_path: Path) -> None:
+    words, files = "a " * 2000, ", ".join(f"'rows.{i}.a.b.c.parquet'" for i in range(5000))
+    text = f"[data]\nsource = [{files}]\nlabel = '''\n{words}\n'''\n[strategy]\nrates = [{'0.1, ' * 5000}]\n"
+    (tmp_path / "recipe.toml").write_text(text)
+    found = recipe.load(str(tmp_path / "recipe.toml"))
+    assert found.data.source is not None
+    assert len(found.data.source) == len(found.strategy["rates"]) == 5000

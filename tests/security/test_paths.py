@@ -7,6 +7,7 @@ import os
 import stat
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -87,19 +88,21 @@ def test_clearing_away_touches_nobody_else_s_files(tmp_path: Path) -> None:
 )
 def test_a_saved_model_names_nothing_of_python_s_own_and_runs_nothing_unasked(code: dict[str, Any]) -> None:
     pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'thinwire[spark]'")
-    from thinwire.spark.storage import made_of
+    from thinwire.spark.objects import SLOTS, Source, made_of
 
-    with pytest.raises(CheckpointError):
-        made_of(code, path="saved", allow_pickle=False)
+    for slot in SLOTS:
+        with pytest.raises(CheckpointError):
+            made_of(code, slot, Source("saved"))
 
 
 def test_a_module_of_python_s_own_is_not_even_imported() -> None:
     pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'thinwire[spark]'")
-    from thinwire.spark.storage import made_of
+    from thinwire.spark.objects import SLOTS, Source, made_of
 
     sys.modules.pop("this", None)
-    with pytest.raises(CheckpointError):
-        made_of({"kind": "name", "module": "this", "name": "s"}, path="saved", allow_pickle=False)
+    for slot in SLOTS:
+        with pytest.raises(CheckpointError):
+            made_of({"kind": "name", "module": "this", "name": "s"}, slot, Source("saved"))
     assert "this" not in sys.modules
 
 
@@ -114,6 +117,45 @@ def test_a_prototxt_that_names_another_file_learns_nothing_of_it(tmp_path: Path,
     with pytest.raises(DataError) as said:
         DatumSource(secret) if kind == "source" else read_mean(str(secret))
     assert "hidden" not in str(said.value)
+
+
+@pytest.mark.parametrize("field", ["net", "train_net"])
+@pytest.mark.parametrize(
+    "secret",
+    [
+        b"hidden:x:0:0:words:/root:/bin/sh\n",
+        b"name: 'a'\nhidden = words\n",
+        b"layer { name: 'a' type: 'ReLU' hidden: 1 }",
+        b"name: hidden",
+        b"input_dim: 0x" + b"f" * 5000,
+        b"layer {" * 3000 + b"hidden",
+    ],
+    ids=lambda secret: secret[:12].decode(),
+)
+def test_a_solver_s_net_that_is_none_is_not_told(tmp_path: Path, field: str, secret: bytes) -> None:
+    """Neither in the error nor in the errors that it came from, which a traceback shows."""
+    from thinwire.caffe.training import input_names, training
+
+    (tmp_path / "secret").write_bytes(secret)
+    solver = tmp_path / "solver.prototxt"
+    solver.write_text(f"{field}: '{tmp_path}/secret'\nbase_lr: 0.1\n")
+    for use in (training, input_names):
+        with pytest.raises(ConfigError, match=r"secret.* is not the text of a NetParameter") as said:
+            use(None, str(solver))
+        shown = "".join(traceback.format_exception(said.value))
+        assert "hidden" not in shown
+        assert said.value.__context__ is None
+
+
+def test_an_lmdb_of_something_else_is_not_told(tmp_path: Path) -> None:
+    lmdb = pytest.importorskip("lmdb")
+    from thinwire.caffe.sources import DatumSource
+
+    with lmdb.open(str(tmp_path / "other")) as opened, opened.begin(write=True) as writing:
+        writing.put(b"hidden key", b"\xff hidden value")
+    with pytest.raises(DataError, match="entry 0: this is no Datum") as said:
+        DatumSource(tmp_path / "other")
+    assert "hidden" not in "".join(traceback.format_exception(said.value))
 
 
 def test_an_lmdb_folder_is_opened_for_reading_alone(tmp_path: Path) -> None:

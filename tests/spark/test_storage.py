@@ -16,8 +16,8 @@ from thinwire.cluster.frames import decode_images
 from thinwire.errors import CheckpointError
 from thinwire.session import in_turn
 from thinwire.spark.model import skeleton_of
+from thinwire.spark.objects import Source, code_of, made_of, with_decoder
 from thinwire.spark.predict import Predictor
-from thinwire.spark.storage import code_of, made_of
 
 
 class Tied(nn.Module):
@@ -44,7 +44,7 @@ def shout(columns: dict[str, Any]) -> dict[str, Any]:
 def test_a_transform_of_named_parts_is_stored_by_name(value: Any) -> None:
     code = json.loads(json.dumps(code_of(value)))
     assert "pickle" not in json.dumps(code)
-    again = made_of(code, path="p", allow_pickle=False)
+    again = made_of(code, "transform", Source("p", [__name__]))
     assert again.func is value.func
     assert str(again.args) == str(value.args)
 
@@ -54,15 +54,25 @@ def test_a_partial_of_anything_else_is_refused(of: Any, tmp_path: Path) -> None:
     """With arguments of its choice, a folder could have any function run."""
     code = {"kind": "partial", "of": of, "args": [{"kind": "value", "value": f"touch {tmp_path}/run"}]}
     with pytest.raises(CheckpointError, match="is not known"):
-        made_of(code, path="p", allow_pickle=False)
+        made_of(code, "transform", Source("p"))
     assert code_of(functools.partial(shout, {1: 2}))["kind"] == "pickle"
 
 
 def test_one_with_a_part_that_has_no_name_is_pickled_and_not_run_unasked() -> None:
     code = code_of(in_turn(functools.partial(decode_images, ["image"]), lambda columns: columns))
+    assert code["args"][0]["kind"] == "partial", "the part that has a name keeps it"
     with pytest.raises(CheckpointError, match="allow_pickle"):
-        made_of(code, path="p", allow_pickle=False)
-    assert made_of(code, path="p", allow_pickle=True)({"x": 1}) == {"x": 1}
+        made_of(code, "transform", Source("p"))
+    assert made_of(code, "transform", Source("p", allow_pickle=True))({"x": 1}) == {"x": 1}
+
+
+def test_a_transform_that_is_given_again_comes_after_the_stored_decoder() -> None:
+    decoder = functools.partial(decode_images, ("image",))
+    for stored in (decoder, in_turn(decoder, lambda columns: columns)):
+        found = with_decoder(code_of(stored), shout, Source("p"))
+        assert (found.args[0].func, found.args[0].args, found.args[1]) == (decode_images, (["image"],), shout)
+    assert with_decoder(code_of(None), shout, Source("p")) is shout
+    assert with_decoder(code_of(in_turn(shout, shout)), shout, Source("p")) is shout
 
 
 @pytest.mark.parametrize("given", [Tied(), Tied], ids=["a network", "its factory"])

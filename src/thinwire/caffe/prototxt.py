@@ -48,6 +48,12 @@ def read_net(path: str | os.PathLike[str]) -> Definition:
     return parse_net(read_text(path), os.fspath(path))
 
 
+def read_named_net(path: str) -> Definition:
+    """The network of a file that another file names; if it is none, the error tells nothing of what is in it."""
+    text = read_text(path)
+    return definition(parse("NetParameter", text, path, quoted=False), path, _lines(text))
+
+
 def parse_net(text: str, file: str = "prototxt") -> Definition:
     """The network that a prototxt describes."""
     net = parse("NetParameter", text, file)
@@ -70,19 +76,27 @@ def read_solver(path: str | os.PathLike[str]) -> Any:
     return parse("SolverParameter", read_text(path), os.fspath(path))
 
 
-def parse(name: str, text: str, file: str) -> Any:
-    """A message from its text form."""
+def parse(name: str, text: str, file: str, *, quoted: bool = True) -> Any:
+    """A message from its text form; unless `quoted`, an error tells the line alone, and nothing that stands there."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # protobuf decodes escapes by Python's own rules
             return text_format.Parse(text, schema.message(name)())
     except text_format.ParseError as error:
         at = f"{file}:{error.GetLine()}" if error.GetLine() else file
-        said = re.sub(r"^\d+:\d+ ?: ", "", str(error)).replace("thinwire_caffe.", "")
-        said = said if len(said) <= LONGEST else f"{said[:LONGEST]}…"
-        raise ConfigError(f"{at}: {said} Correct this line, or register the layer it belongs to.") from error
+        if quoted:
+            said = re.sub(r"^\d+:\d+ ?: ", "", str(error)).replace("thinwire_caffe.", "")
+            said = said if len(said) <= LONGEST else f"{said[:LONGEST]}…"
+            raise ConfigError(f"{at}: {said} Correct this line, or register the layer it belongs to.") from error
     except (ValueError, TypeError, RecursionError, OverflowError) as error:
-        raise ConfigError(f"{file} is not the text of a {name}: {str(error)[:LONGEST]}") from error
+        at = file
+        if quoted:
+            raise ConfigError(f"{file} is not the text of a {name}: {str(error)[:LONGEST]}") from error
+    # Out of the handlers: a traceback would show the parser's own complaint, which quotes the file.
+    raise ConfigError(
+        f"{at}: this is not the text of a {name}. Another file names it, so that nothing of it is shown here; if it is "
+        "your network, `thinwire caffe show` says what is wrong with it."
+    )
 
 
 def read_text(path: str | os.PathLike[str]) -> str:

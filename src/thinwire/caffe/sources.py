@@ -70,11 +70,11 @@ class DatumSource:
 
     def _rows(self) -> Iterator[tuple[np.ndarray[Any, Any], int]]:
         with self._opened() as (_, cursor):
-            for key, value in cursor:
+            for number, (_, value) in enumerate(cursor):
                 try:
                     yield decoded(value)
-                except DataError as error:
-                    raise DataError(f"{self.path!r}, key {key.decode('ascii', 'replace')!r}: {error}") from error
+                except DataError as error:  # a key is not shown: it is another's text where this is another's LMDB
+                    raise DataError(f"{self.path!r}, entry {number}: {error}") from error
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[tuple[Any, Any]]:

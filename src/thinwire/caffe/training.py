@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from thinwire.caffe.graph import Node
 from thinwire.caffe.layers import InputLayer, Shape
 from thinwire.caffe.net import CaffeNet, Outputs
-from thinwire.caffe.prototxt import Definition, definition, read_net, read_solver
+from thinwire.caffe.prototxt import Definition, definition, read_named_net, read_net, read_solver
 from thinwire.caffe.solver import Settings, SolverFactory
 from thinwire.caffe.sources import DatumSource
 from thinwire.caffe.transforms import Transformer, found_file
@@ -159,7 +159,7 @@ def _described(net: str | None, given: Any, solver: str | None) -> Definition:
     named = given.net or given.train_net
     if not named:
         raise ConfigError(f"{solver}: it names no net; give the network's prototxt beside it")
-    return read_net(found_file(named, os.path.dirname(solver or "") or "."))
+    return read_named_net(found_file(named, os.path.dirname(solver or "") or "."))
 
 
 def _merged(settings: Settings) -> Settings:

@@ -72,8 +72,9 @@ def parsed(message: str, data: bytes, name: str) -> Any:
         made.ParseFromString(data)
         _touch(made)
     except (DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        why = "a text in it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
         raise DataError(
-            f"{name!r} is not a {message} in Caffe's binary form: {error}; is it damaged or of another kind?"
+            f"{name!r} is not a {message} in Caffe's binary form: {why}; is it damaged or of another kind?"
         ) from error
     return made
 

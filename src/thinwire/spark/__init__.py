@@ -1,6 +1,7 @@
 """thinwire for Spark ML: an Estimator that trains a network on a DataFrame, and the Model that predicts with it."""
 
 from thinwire.spark.estimator import TorchEstimator
+from thinwire.spark.imports import trust_modules
 from thinwire.spark.model import TorchModel
 
-__all__ = ["TorchEstimator", "TorchModel"]
+__all__ = ["TorchEstimator", "TorchModel", "trust_modules"]

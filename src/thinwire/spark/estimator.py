@@ -17,9 +17,11 @@ from thinwire.models import model_by_name
 from thinwire.replicas.labels import labels_of
 from thinwire.replicas.objectives import NamedOptimizer
 from thinwire.session import fit, in_turn
+from thinwire.spark.imports import checked
 from thinwire.spark.model import TorchModel
+from thinwire.spark.objects import Source, code_of, damaged, made_of
 from thinwire.spark.params import DEFAULTS, TrainParams
-from thinwire.spark.storage import Saved, code_of, made_of, read_saved, write_saved
+from thinwire.spark.storage import Saved, read_saved, slot_of, write_saved
 
 
 class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstimator"]):  # type: ignore[type-arg]
@@ -83,8 +85,7 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
 
     def setParams(self, **given: Any) -> TorchEstimator:  # noqa: N802 - Spark ML's way of writing names
         """Sets parameters by name; what is none of them goes to `thinwire.fit`."""
-        allowed = set(inspect.signature(fit).parameters) - TAKEN
-        passed = {k: v for k, v in given.items() if k in allowed and not self.hasParam(k)}
+        passed = {k: v for k, v in given.items() if k in OPTIONS and not self.hasParam(k)}
         self._take({k: v for k, v in given.items() if k not in passed})
         if passed:
             self._set(fitOptions={**self.getOrDefault(self.fitOptions), **passed})
@@ -139,9 +140,19 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
         return _Reader()
 
     @classmethod
-    def load(cls, path: str, *, allow_pickle: bool = False) -> TorchEstimator:
-        """Reads what `save` wrote; `allow_pickle` runs code that is stored with it, so only where it is trusted."""
-        return _Reader(allow_pickle).load(path)
+    def load(
+        cls, path: str, *, modules: Sequence[str] = (), allow_pickle: bool = False, **given: Any
+    ) -> TorchEstimator:
+        """Reads what `save` wrote.
+
+        Args:
+            path: where it is.
+            modules: packages of yours whose functions and classes the folder may name; they are imported for it.
+            allow_pickle: run code that was stored with it, so only where it is trusted.
+            given: objects in place of the stored ones: `model`, `loss`, `optimizer`, `strategy`, and arguments of
+                `fit` such as `transform`.
+        """
+        return _Reader(Source(path, checked(modules), allow_pickle), given).load(path)
 
 
 class _Writer(MLWriter):
@@ -159,20 +170,26 @@ class _Writer(MLWriter):
 
 
 class _Reader(MLReader[Any]):
-    def __init__(self, allow_pickle: bool = False) -> None:
+    def __init__(self, source: Source | None = None, given: dict[str, Any] | None = None) -> None:
         super().__init__()
-        self._allow_pickle = allow_pickle
+        self._source, self._given = source, given or {}
 
     def load(self, path: str) -> TorchEstimator:
         estimator = TorchEstimator()
-        saved = read_saved(path, estimator, self)
+        source = self._source or Source(path)
+        saved = read_saved(path, estimator, self, leave_out=OBJECTS)
         for name, code in saved.code.items():
-            value = made_of(code, path=path, allow_pickle=self._allow_pickle)
-            estimator.setParams(**{name.removeprefix("fitOptions."): value})
-        return estimator
+            option = name.removeprefix("fitOptions.")
+            if option not in (OBJECTS - {"fitOptions"} if option == name else OPTIONS):
+                raise damaged(path, ValueError(f"there is no {name!r}"))
+            if option not in self._given:
+                estimator.setParams(**{option: made_of(code, slot_of(name), source)})
+        return estimator.setParams(**self._given)
 
 
 TAKEN = {"model", "data", "inputs", "label", "weight", "seed", "epochs", "batch_size", "optimizer", "strategy", "loss"}
 """Arguments of `fit` that have a parameter of their own."""
+OPTIONS = set(inspect.signature(fit).parameters) - TAKEN
+"""Arguments of `fit` that have none."""
 OBJECTS = {"model", "loss", "optimizer", "strategy", "fitOptions"}
 """Parameters that may hold any Python object."""

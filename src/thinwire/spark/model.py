@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyspark.ml import Model
@@ -14,9 +14,11 @@ from torch import nn
 
 from thinwire.errors import ConfigError
 from thinwire.session import Result
+from thinwire.spark.imports import checked
+from thinwire.spark.objects import Source, code_of, damaged, made_of, with_decoder
 from thinwire.spark.params import DEFAULTS, SharedParams
 from thinwire.spark.predict import Predictor, as_udf
-from thinwire.spark.storage import Saved, code_of, made_of, read_saved, write_saved
+from thinwire.spark.storage import Saved, read_saved, write_saved
 
 OUT = "__thinwire"
 
@@ -116,15 +118,28 @@ class TorchModel(Model, SharedParams, MLWritable, MLReadable["TorchModel"]):
         return _Reader()
 
     @classmethod
-    def load(cls, path: str, *, model: Any = None, allow_pickle: bool = False) -> TorchModel:
+    def load(
+        cls,
+        path: str,
+        *,
+        model: Any = None,
+        transform: Callable[..., Any] | None = None,
+        modules: Sequence[str] = (),
+        allow_pickle: bool = False,
+    ) -> TorchModel:
         """Reads a model that `save` wrote.
+
+        Without further arguments the folder may name a network of thinwire, or a class below `nn.Module` that this
+        program has imported. Nothing else is imported or called.
 
         Args:
             path: where it is.
-            model: the network or its factory, where its code cannot be imported by name.
+            model: the network or its factory, in place of the stored one.
+            transform: the transform that `fit` was given, in place of the stored one.
+            modules: packages of yours whose functions and classes the folder may name; they are imported for it.
             allow_pickle: run code that was stored with the model, if it has any. Only for models you trust.
         """
-        return _Reader(model, allow_pickle).load(path)
+        return _Reader(Source(path, checked(modules), allow_pickle), model, transform).load(path)
 
 
 def skeleton_of(given: Any) -> Callable[[], nn.Module]:
@@ -158,16 +173,24 @@ class _Writer(MLWriter):
 
 
 class _Reader(MLReader["TorchModel"]):
-    def __init__(self, given: Any = None, allow_pickle: bool = False) -> None:
+    def __init__(self, source: Source | None = None, model: Any = None, transform: Any = None) -> None:
         super().__init__()
-        self._given, self._allow_pickle = given, allow_pickle
+        self._source, self._given, self._transform = source, model, transform
 
     def load(self, path: str) -> TorchModel:
         model = TorchModel()
+        source = self._source or Source(path)
         saved = read_saved(path, model, self)
-        made = functools.partial(made_of, path=path, allow_pickle=self._allow_pickle)
-        model._skeleton = skeleton_of(self._given) if self._given is not None else made(saved.code["skeleton"])
-        model._user = made(saved.code["transform"])
+        lacking = {"skeleton", "transform"} - set(saved.code) or {"history", "summary"} - set(saved.more)
+        if lacking:
+            raise damaged(path, ValueError(f"it has no {min(lacking)}"))
+        network, prepare = saved.code["skeleton"], saved.code["transform"]
+        model._skeleton = made_of(network, "model", source) if self._given is None else skeleton_of(self._given)
+        model._user = (
+            made_of(prepare, "transform", source)
+            if self._transform is None
+            else with_decoder(prepare, self._transform, source)
+        )
         model._weights = saved.weights
         model.history, model.summary = saved.more["history"], saved.more["summary"]
         return model

@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-import base64
-import dataclasses
-import functools
 import hashlib
-import importlib
 import json
-import sys
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter
 
 from thinwire import __version__
-from thinwire.cluster.frames import decode_images
 from thinwire.errors import CheckpointError, ConfigError, ThinwireError
-from thinwire.models import ZOO
-from thinwire.session import composed
-from thinwire.strategies import Strategy, name_of, strategy
+from thinwire.spark.objects import SLOTS, Code, Source, damaged, made_of
 
 PIECE_BYTES = 16 << 20
 WEIGHTS = "weights"
 KEY = "thinwire"
 FORMAT = 1
 """Of what stands under `KEY`, and of the weights beside it."""
-
-OWN_PARTIALS: dict[str, Any] = {"decode_images": decode_images, "in_turn": composed}
-"""Functions of ours that transforms are made of; partials of these are stored by name."""
-
-Code = dict[str, Any]
-"""A Python object in JSON: a plain value, a name to import it by, or pickled code."""
 
 
 class Saved(NamedTuple):
@@ -40,73 +26,6 @@ class Saved(NamedTuple):
     more: dict[str, Any]
     code: dict[str, Code]
     weights: bytes = b""
-
-
-def code_of(value: Any) -> Code:
-    """An object as JSON; by name wherever it has one that can be imported."""
-    if isinstance(value, Strategy):
-        return {"kind": "strategy", "name": name_of(value), "knobs": dataclasses.asdict(value)}
-    for name, factory in ZOO.items():
-        if value is factory:
-            return {"kind": "zoo", "name": name}
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "<")
-    if module not in (None, "__main__") and "<" not in name and _found(module, name) is value:
-        return {"kind": "name", "module": module, "name": name}
-    if isinstance(value, functools.partial) and value.func in OWN_PARTIALS.values() and not value.keywords:
-        name = next(name for name, own in OWN_PARTIALS.items() if own is value.func)
-        parts = [code_of(a) for a in value.args]
-        if not any(part["kind"] == "pickle" for part in parts):
-            return {"kind": "partial", "of": name, "args": parts}
-    try:
-        return {"kind": "value", "value": json.loads(json.dumps(value))}
-    except TypeError:
-        import cloudpickle
-
-        return {"kind": "pickle", "data": base64.b64encode(cloudpickle.dumps(value)).decode()}
-
-
-def made_of(code: Code, *, path: str, allow_pickle: bool) -> Any:
-    """The object again. Pickled code is only run where the caller allows it."""
-    try:
-        return _made_of(code, path=path, allow_pickle=allow_pickle)
-    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        if isinstance(error, ThinwireError):
-            raise
-        raise _damaged(path, error) from error
-
-
-def _made_of(code: Code, *, path: str, allow_pickle: bool) -> Any:
-    kind = code["kind"]
-    if kind == "value":
-        return code["value"]
-    if kind == "strategy":
-        return strategy(code["name"], code["knobs"])
-    if kind == "zoo":
-        return ZOO[code["name"]]
-    if kind == "name":
-        found = _found(code["module"], code["name"])
-        if found is None:
-            raise CheckpointError(
-                f"{path!r} needs {code['module']}.{code['name']}, which cannot be imported here; put its module on the "
-                "Python path (or, for a model, give it: TorchModel.load(path, model=make_net))"
-            )
-        return found
-    if kind == "partial":
-        if str(code["of"]) not in OWN_PARTIALS:  # of anything else, with arguments, it would be as good as a pickle
-            raise CheckpointError(
-                f"{path!r} asks for {code['of']!r}, which is not known; it was not written by thinwire"
-            )
-        args = [made_of(a, path=path, allow_pickle=allow_pickle) for a in code["args"]]
-        return functools.partial(OWN_PARTIALS[code["of"]], *args)
-    if not allow_pickle:
-        raise CheckpointError(
-            f"{path!r} holds code that has no name to import it by (a lambda, or a function of a notebook). Give it "
-            "again (for a model: TorchModel.load(path, model=make_net)), or run what is stored if you trust it: "
-            "allow_pickle=True"
-        )
-    import cloudpickle
-
-    return cloudpickle.loads(base64.b64decode(code["data"]))
 
 
 def write_saved(path: str, instance: Any, saved: Saved, writer: Any, *, leave_out: Collection[str] = ()) -> None:
@@ -123,13 +42,22 @@ def write_saved(path: str, instance: Any, saved: Saved, writer: Any, *, leave_ou
         frame.write.mode("overwrite").parquet(f"{path}/{WEIGHTS}")
 
 
-def read_saved(path: str, instance: Any, reader: Any) -> Saved:
+def read_saved(path: str, instance: Any, reader: Any, *, leave_out: Collection[str] = ()) -> Saved:
     """Reads what `write_saved` wrote, and sets the instance's parameters."""
     session = reader.sparkSession
-    metadata = DefaultParamsReader.loadMetadata(path, _context(session))
+    try:
+        metadata = DefaultParamsReader.loadMetadata(path, _context(session))
+    except (RecursionError, ValueError) as error:
+        raise damaged(path, error) from error
     saved, size_bytes = held_in(metadata, path)
-    instance._resetUid(metadata["uid"])
-    DefaultParamsReader.getAndSetParams(instance, metadata)
+    try:
+        refuse_objects(metadata, path, leave_out)
+        instance._resetUid(metadata["uid"])
+        DefaultParamsReader.getAndSetParams(instance, metadata)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, ThinwireError):
+            raise
+        raise damaged(path, error) from error
     if not size_bytes:
         return saved
     rows = session.read.parquet(f"{path}/{WEIGHTS}").orderBy("piece").collect()
@@ -159,18 +87,33 @@ def held_in(metadata: Any, path: str) -> tuple[Saved, int]:
             )
         more, code, size_bytes = held["more"], held["code"], held["size_bytes"]
     except (AttributeError, LookupError, TypeError) as error:
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
     tables = isinstance(more, dict) and isinstance(code, dict) and all(isinstance(c, dict) for c in code.values())
     if not tables or not isinstance(uid, str) or type(size_bytes) is not int or size_bytes < 0:
-        raise _damaged(path, ValueError(f"size_bytes = {size_bytes!r}, or what is held is no table"))
+        raise damaged(path, ValueError(f"size_bytes = {size_bytes!r}, or what is held is no table"))
     return Saved(more, code), size_bytes
 
 
-def _damaged(path: str, error: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"{path!r} is damaged ({error!r}); only unchanged output of thinwire can be read. Copy it again from where "
-        "it came."
-    )
+def refuse_objects(metadata: dict[str, Any], path: str, objects: Collection[str]) -> None:
+    """Refuses parameters that may hold any object where they do not stand under `KEY`; defaults must be names."""
+    for name in objects:
+        if name in metadata["paramMap"]:
+            raise ValueError(f"the parameter {name!r} stands among the plain ones")
+        value = metadata["defaultParamMap"].get(name)
+        if value is not None and value != {}:
+            if not isinstance(value, str):
+                raise ValueError(f"the default of {name!r} is no name")
+            made_of({"kind": "value", "value": value}, slot_of(name), Source(path))
+
+
+def slot_of(name: str) -> str:
+    """What a parameter, or an argument of `fit`, takes.
+
+    >>> slot_of("model"), slot_of("fitOptions.transform"), slot_of("fitOptions.codec")
+    ('model', 'transform', 'option')
+    """
+    option = name.removeprefix("fitOptions.")
+    return option if option in SLOTS else "option"
 
 
 def _digest(weights: bytes) -> str:
@@ -193,21 +136,3 @@ def _context(session: Any) -> Any:
     from thinwire.cluster.sessions import is_remote
 
     return session if is_remote(session) else session.sparkContext
-
-
-@functools.lru_cache(maxsize=256)
-def _imported(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        return None
-
-
-def _found(module: Any, name: str) -> Any:
-    """What a module itself defines under a name; nothing of Python's own, which has no networks and much that harms."""
-    if str(module).partition(".")[0] in sys.stdlib_module_names:
-        return None
-    found = _imported(str(module))
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found if getattr(found, "__module__", None) == module else None

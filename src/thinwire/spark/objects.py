@@ -1,0 +1,261 @@
+"""Python objects in JSON, and the few shapes that are made into objects again.
+
+What is read is data that anybody may have written, so that each place of a saved model or estimator (a *slot*) takes
+certain shapes alone, whatever else could be imported:
+
+    slot        plain value       by name, of a module that is imported   by name, of a trusted module   other
+    model       a network's name  a class below torch.nn.Module           also functions                 "zoo"
+    transform   None              nothing                                 functions                      "partial"
+    loss        a loss's name     the functions of FUNCTIONAL             also functions
+    optimizer   an optimizer's    a class below torch.optim.Optimizer     also functions
+    scheduler   None              a class below LRScheduler               also functions
+    strategy    a strategy's      nothing                                 nothing                        "strategy"
+    option      any               nothing                                 nothing
+
+A partial is of `decode_images` with the names of columns, or of two transforms in turn. In every slot a pickle is run
+where the caller allows it. A name is never called here; what it may be called with later is not for the data to say.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import functools
+import json
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from thinwire.cluster.frames import decode_images
+from thinwire.errors import CheckpointError, ThinwireError
+from thinwire.models import ZOO
+from thinwire.replicas.objectives import LOSSES, OPTIMIZERS
+from thinwire.session import composed
+from thinwire.spark.imports import LISTED, RefusedError, defined, is_defined
+from thinwire.strategies import STRATEGIES, Strategy, name_of, strategy
+
+Code = dict[str, Any]
+"""A Python object in JSON: a plain value, a name, or pickled code."""
+FUNCTIONAL = frozenset(
+    {
+        "binary_cross_entropy",
+        "binary_cross_entropy_with_logits",
+        "cross_entropy",
+        "hinge_embedding_loss",
+        "huber_loss",
+        "kl_div",
+        "l1_loss",
+        "mse_loss",
+        "multi_margin_loss",
+        "multilabel_margin_loss",
+        "multilabel_soft_margin_loss",
+        "nll_loss",
+        "poisson_nll_loss",
+        "smooth_l1_loss",
+        "soft_margin_loss",
+    }
+)
+"""Losses of (output, label) in torch.nn.functional."""
+MOST_IN_TURN = 8
+"""Transforms within transforms; the deepest that is written has two."""
+
+
+class Slot(NamedTuple):
+    """What one place of a saved model or estimator takes.
+
+    Attributes:
+        names: plain texts that it takes; None takes any plain value.
+        base: classes below this one may be named, of modules that are imported.
+        functions: whether functions of trusted modules may be named.
+        kinds: further kinds of code.
+    """
+
+    names: Mapping[str, Any] | None = {}
+    base: type | None = None
+    functions: bool = False
+    kinds: tuple[str, ...] = ()
+
+
+SLOTS = {
+    "model": Slot(ZOO, nn.Module, True, ("zoo",)),
+    "transform": Slot(functions=True, kinds=("partial",)),
+    "loss": Slot(LOSSES, None, True),
+    "optimizer": Slot(OPTIMIZERS, torch.optim.Optimizer, True),
+    "scheduler": Slot({}, LRScheduler, True),
+    "strategy": Slot(STRATEGIES, kinds=("strategy",)),
+    "option": Slot(None),
+}
+KEYS = {
+    "value": {"value"},
+    "strategy": {"name", "knobs"},
+    "zoo": {"name"},
+    "name": {"module", "name"},
+    "partial": {"of", "args"},
+    "pickle": {"data"},
+}
+"""The kinds of code, and what each holds beside its kind."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where code was read, and what the caller allows of it.
+
+    Attributes:
+        path: the folder that is loaded.
+        modules: packages whose functions and classes may be named, and which are imported for it.
+        allow_pickle: whether pickled code is run.
+    """
+
+    path: str
+    modules: Sequence[str] = ()
+    allow_pickle: bool = False
+
+
+def code_of(value: Any) -> Code:
+    """An object as JSON; by name wherever it has one."""
+    if isinstance(value, Strategy):
+        return {"kind": "strategy", "name": name_of(value), "knobs": dataclasses.asdict(value)}
+    for name, factory in ZOO.items():
+        if value is factory:
+            return {"kind": "zoo", "name": name}
+    module, qualified = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if is_defined(value, module, qualified):
+        return {"kind": "name", "module": module, "name": qualified}
+    if isinstance(value, functools.partial) and not value.keywords:
+        if value.func is decode_images and _are_columns(value.args):
+            return {"kind": "partial", "of": "decode_images", "args": [{"kind": "value", "value": list(value.args[0])}]}
+        if value.func is composed and len(value.args) == 2:
+            return {"kind": "partial", "of": "in_turn", "args": [code_of(part) for part in value.args]}
+    try:
+        return {"kind": "value", "value": json.loads(json.dumps(value))}
+    except TypeError:
+        import cloudpickle
+
+        return {"kind": "pickle", "data": base64.b64encode(cloudpickle.dumps(value)).decode()}
+
+
+def made_of(code: Code, slot: str, source: Source) -> Any:
+    """The object again, where its shape is one that the slot takes.
+
+    Raises:
+        CheckpointError: It is not; or it is pickled, or of a module that is not trusted.
+    """
+    try:
+        return _made_of(code, slot, source, 0)
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        if isinstance(error, ThinwireError):
+            raise
+        raise damaged(source.path, error) from error
+
+
+def with_decoder(code: Code, transform: Callable[..., Any], source: Source) -> Any:
+    """A transform that the caller gives in place of the stored one; a decoder of image columns stays before it."""
+    parts = code.get("args") if code.get("kind") == "partial" and code.get("of") == "in_turn" else [code]
+    first = parts[0] if isinstance(parts, list) and parts else None
+    if isinstance(first, dict) and first.get("kind") == "partial" and first.get("of") == "decode_images":
+        return functools.partial(composed, made_of(first, "transform", source), transform)
+    return transform
+
+
+def damaged(path: str, error: Exception) -> CheckpointError:
+    """The error for a folder that no thinwire wrote."""
+    return CheckpointError(
+        f"{path!r} is damaged ({error!r}); only unchanged output of thinwire can be read. Copy it again from where "
+        "it came."
+    )
+
+
+def _made_of(code: Code, slot: str, source: Source, depth: int) -> Any:
+    kind = code["kind"]
+    if kind not in KEYS or set(code) != {"kind", *KEYS[kind]}:
+        raise ValueError(f"code of the kind {reprlib.repr(kind)} with {reprlib.repr(sorted(code))}")
+    if kind == "value":
+        return _plain(code["value"], slot, source)
+    if kind == "pickle":
+        return _unpickled(code["data"], source)
+    if kind == "name":
+        return _named(code["module"], code["name"], slot, source)
+    if kind not in SLOTS[slot].kinds:
+        raise _unknown(slot, kind, source)
+    if kind == "zoo":
+        return ZOO[code["name"]]
+    if kind == "strategy":
+        return strategy(code["name"], code["knobs"])
+    return _partial(code["of"], code["args"], source, depth)
+
+
+def _plain(value: Any, slot: str, source: Source) -> Any:
+    names = SLOTS[slot].names
+    if names is None or value is None or (isinstance(value, str) and value in names):
+        return value
+    if slot == "model" and isinstance(value, str) and ":" in value:  # as `fit` takes it, which would import it
+        module, _, name = value.partition(":")
+        return _named(module, name, slot, source)
+    raise _unknown(slot, value, source)
+
+
+def _partial(of: Any, args: Any, source: Source, depth: int) -> Any:
+    if of == "decode_images" and isinstance(args, list) and len(args) == 1 and set(args[0]) == {"kind", "value"}:
+        columns = args[0]["value"]
+        if args[0]["kind"] == "value" and _are_columns([columns]):
+            return functools.partial(decode_images, columns)
+    if of == "in_turn" and isinstance(args, list) and len(args) == 2 and depth < MOST_IN_TURN:
+        first, second = (_made_of(part, "transform", source, depth + 1) for part in args)
+        if callable(first) and callable(second):
+            return functools.partial(composed, first, second)
+    raise _unknown("transform", of, source)
+
+
+def _are_columns(args: Sequence[Any]) -> bool:
+    names = args[0] if len(args) == 1 else None
+    return isinstance(names, (list, tuple)) and bool(names) and all(type(name) is str for name in names)
+
+
+def _named(module: Any, name: Any, slot: str, source: Source) -> Any:
+    if not isinstance(module, str) or not isinstance(name, str):
+        raise ValueError(f"the name {reprlib.repr((module, name))}")
+    try:
+        found, trusted = defined(module, name, folder=source.path, modules=source.modules)
+    except RefusedError as error:
+        raise _refused(module, name, slot, source, str(error)) from error
+    base = SLOTS[slot].base
+    if base is not None and issubclass(type(found), type) and issubclass(cast(type, found), base):
+        return found
+    if slot == "loss" and module == "torch.nn.functional" and name in FUNCTIONAL:
+        return found
+    if trusted and SLOTS[slot].functions and type(found) is FunctionType:
+        return found
+    what = "no function" if base is None else f"neither a class below {base.__module__}.{base.__name__} nor a function"
+    raise _refused(module, name, slot, source, f"it is {what} of a module that is trusted")
+
+
+def _unpickled(data: str, source: Source) -> Any:
+    if not source.allow_pickle:
+        raise CheckpointError(
+            f"{source.path!r} holds code that has no name to import it by (a lambda, or a function of a notebook). "
+            "Give it again (TorchModel.load(path, model=make_net, transform=prepare)), or run what is stored if you "
+            "trust it: allow_pickle=True"
+        )
+    import cloudpickle
+
+    return cloudpickle.loads(base64.b64decode(data))
+
+
+def _refused(module: str, name: str, slot: str, source: Source, why: str) -> CheckpointError:
+    shown = reprlib.repr(f"{module}.{name}")
+    top = module.partition(".")[0]
+    trust = "" if top in LISTED else ", or trust its module if it is yours: modules=['package']"
+    give = f"; give it yourself ({slot}=…){trust}" if SLOTS[slot].functions or SLOTS[slot].base else ""
+    return CheckpointError(f"{source.path!r} names {shown} as its {slot}, which cannot be used: {why}{give}")
+
+
+def _unknown(slot: str, value: Any, source: Source) -> CheckpointError:
+    return CheckpointError(
+        f"{source.path!r} asks for {reprlib.repr(value)} as its {slot}, which is not known; it was not written by this "
+        "version of thinwire, or was changed. Load what you saved, or save it again"
+    )
