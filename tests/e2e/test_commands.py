@@ -191,7 +191,7 @@ def test_an_error_is_provoked_as_its_page_says(
         told = shell.run(block, code)
     else:
         assert not before
-        done = command(*shlex.split(last)[1:], folder=shell.folder)
+        done = command(*shlex.split(last.replace("\\\n", " "))[1:], folder=shell.folder)
         assert done.returncode == code, done.stderr
         told = done.stdout + done.stderr
     for line in (quoted.splitlines()[0], quoted.splitlines()[-1]):

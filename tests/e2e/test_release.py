@@ -19,6 +19,7 @@ from thinwire import recipe
 from thinwire.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(1800)
 NEEDED = (
     "thinwire/py.typed",
     "thinwire/caffe/fields.txt",
@@ -81,6 +82,7 @@ def test_the_wheel_holds_the_package_and_what_it_reads_and_nothing_else(wheel: P
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in held)
 
 
+@pytest.mark.long
 def test_the_laboratory_has_a_wheel_of_its_own(lab: Path) -> None:
     held = contents(lab)
     tops = {name.split("/")[0] for name in held}
@@ -91,6 +93,7 @@ def test_the_laboratory_has_a_wheel_of_its_own(lab: Path) -> None:
     assert email.message_from_bytes(held[name]).get_all("Requires-Dist") == [f"thinwire=={thinwire.__version__}"]
 
 
+@pytest.mark.long
 def test_the_tree_builds_the_same_wheel_as_the_sdist(wheel: Path, tmp_path: Path) -> None:
     call(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", ".", str(ROOT), folder=tmp_path)
     (direct,) = tmp_path.glob("*.whl")
@@ -122,7 +125,6 @@ def test_the_metadata_are_those_of_pyproject(wheel: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_installed_wheels_work_outside_the_tree(wheel: Path, lab: Path, tmp_path: Path) -> None:
     """The environment is new and holds thinwire alone, then thinwire-lab too; the rest comes from here, after these."""
     place = tmp_path / "environment"

@@ -20,6 +20,7 @@ from thinwire import events
 from thinwire.errors import ConfigError
 from thinwire.trackers import MLflow, TensorBoard, Tracker
 
+pytestmark = pytest.mark.timeout(900)
 CLUSTER = tw.Simulated(workers=2, step_s=0.2)
 
 

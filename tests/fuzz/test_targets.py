@@ -14,6 +14,8 @@ import pytest
 from tests.fuzz.target import Target
 from tests.fuzz.targets import CORPUS, TARGETS, unpack
 
+pytestmark = pytest.mark.timeout(900)
+
 
 @pytest.fixture(autouse=True)
 def silence() -> Iterator[None]:

@@ -81,7 +81,7 @@ def page_of(url: str, notes: Notebook) -> None:
     token = parse_qs(where.query)["token"][0]
     notes.secrets.append(token)
     for path in ("/", "/metrics", "/stream"):
-        connection = http.client.HTTPConnection("127.0.0.1", where.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", where.port, timeout=300)
         connection.request("GET", path, headers={"Authorization": f"Bearer {token}"})
         answer = connection.getresponse()
         told = b"".join(answer.readline() for _ in range(4)) if path == "/stream" else answer.read()
@@ -172,7 +172,7 @@ def spark(notes: Notebook, out: str, scratch: str) -> None:
         at = session.sparkContext.uiWebUrl
         api = f"/api/v1/applications/{session.sparkContext.applicationId}"
         for path in (*UI, *(f"{api}/{name}" for name in REST)):
-            with urllib.request.urlopen(at + path, timeout=30) as answer:
+            with urllib.request.urlopen(at + path, timeout=300) as answer:
                 notes.write(f"ui {len(notes.secrets)} {path}", answer.read())
         notes.told["plans"] = notes.told.get("plans", 0) + 1
 

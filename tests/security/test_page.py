@@ -29,6 +29,8 @@ PAYLOADS = (
     "javascript:document.title='owned'",
 )
 
+pytestmark = pytest.mark.timeout(900)
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:

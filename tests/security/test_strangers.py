@@ -22,6 +22,7 @@ from .surroundings import Port, listening, poll, stranger, visitor
 
 SILENT, GARBAGE, CROWD = 200, 50, 1000
 WORDS = (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\xff" + b"\0" * 8 + b"\x7f" + b"\x03" * 200, os.urandom(4096))
+pytestmark = pytest.mark.timeout(1800)
 UNTOUCHED = ("complete", "workers_lost", "generations", "rows", "steps")
 
 
@@ -103,7 +104,6 @@ def run(callbacks: list[Any], **more: Any) -> tw.Result:
     )
 
 
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("placement", "expected"),
     [

@@ -106,7 +106,8 @@ def fit(frame: Any, strategy: tw.Strategy, killer: Killer, **changes: Any) -> tw
             print(event)
         raise
     finally:
-        Path(killer.done).unlink(missing_ok=True)
+        for mark in Path(killer.done).parent.glob(f"{Path(killer.done).name}*"):
+            mark.unlink()
 
 
 def assert_survived(killer: Killer, result: tw.Result, lost: int, *, uneven: int = 0) -> None:
@@ -179,19 +180,20 @@ class Undertaker(Killer):
             old = [w for w in (0, 1) if len(self.attempts[w]) == 1]
             if event.worker != 2 and len(old) == 1 and len(self.killed) == 1:
                 self.kill(old[0])
+                Path(f"{self.done}.killed").touch()
             if all(len(self.attempts[w]) > 1 for w in range(WORKERS)):
                 Path(self.done).touch()
 
     def model(self) -> Callable[[], nn.Module]:
-        """Worker 1's newer attempt comes last, so that its older one is there when worker 0 is back."""
+        """Worker 1's newer attempt comes last, so that its older one is there until it is killed."""
         signal = self.done
 
         def make() -> nn.Module:
             context = TaskContext.get()
             if context is not None and context.partitionId() == 1:
                 mark = Path(f"{signal}.1")
-                if mark.exists():
-                    time.sleep(8.0)
+                while mark.exists() and not Path(f"{signal}.killed").exists():
+                    time.sleep(0.1)
                 mark.touch()
             return nn.Sequential(Paced(signal), cnn8())
 
