@@ -29,7 +29,7 @@ class Done(NamedTuple):
 
 
 def command_here(capture: pytest.CaptureFixture[str], *arguments: str, folder: Path = ROOT) -> Done:
-    """What `thinwire` says with these arguments in a folder; it and its workers write to captured files."""
+    """Runs the command `thinwire` in a folder and gives back its exit code and output."""
     here, path, modules = os.getcwd(), list(sys.path), set(sys.modules)
     capture.readouterr()
     os.chdir(folder)
@@ -43,14 +43,14 @@ def command_here(capture: pytest.CaptureFixture[str], *arguments: str, folder: P
         os.chdir(here)
         sys.path[:] = path
         logs.start(None)
-        for name in set(sys.modules) - modules:  # another test's folder may have a module of the same name
+        for name in set(sys.modules) - modules:  # other tests have modules of the same name
             if folder != ROOT and str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
                 del sys.modules[name]
     return Done(code, *capture.readouterr())
 
 
 def run_here(script: Path, *arguments: str, folder: Path) -> str:
-    """What a program prints that stands in a folder."""
+    """Runs a program in a folder and gives back what it prints."""
     printed, here, argv, path = io.StringIO(), os.getcwd(), sys.argv, list(sys.path)
     os.chdir(folder)
     sys.argv = [str(script), *arguments]
@@ -77,14 +77,14 @@ def shortened(code: str) -> str:
 
 
 def page_here(page: Path, folder: Path) -> str:
-    """What the code of a page prints, as one program from top to bottom."""
+    """Runs the code of a page as one program and gives back what it prints."""
     script = folder / "page.py"
     script.write_text("\n\n".join(code_blocks(page)))
     return run_here(script, folder=folder)
 
 
 def example_here(name: str, *arguments: str, folder: Path) -> str:
-    """What an example prints that has two epochs."""
+    """Runs an example with two epochs and gives back what it prints."""
     script = folder / name
     script.write_text(shortened((ROOT / "examples" / name).read_text()))
     return run_here(script, *arguments, folder=folder)

@@ -1,4 +1,4 @@
-"""Spark clusters on this machine, one at a time and shared by the tests of this folder; and who to kill in them."""
+"""Spark clusters on this machine, one at a time, shared by the tests of this folder."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ import thinwire as tw
 pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'thinwire[spark]'")
 
 THREE, PAIRS = "local-cluster[3,1,1024]", "local-cluster[2,2,1024]"
-"""Executors with a slot each, and such as have a second one for what visits their workers."""
+"""Executors with one slot each; executors with a second slot, for tasks that visit their workers."""
 KILLING = ("test_dashboard.py", "test_executors_die.py", "test_groups_on_spark.py", "test_interrupts.py")
-PATIENT = tw.Deadlines(silence_s=60.0, prepare_s=60.0, gather_s=600.0, start_s=600.0, rejoin_s=600.0, stall_s=120.0)
+PATIENT = tw.Deadlines(silence_s=60.0, prepare_s=300.0, gather_s=600.0, start_s=600.0, rejoin_s=600.0, stall_s=300.0)
 """For runs in which nothing is lost and all workers are there from the start, however slow the machine is."""
 LONGEST_S = 600.0
-"""Until executors are there, which are JVMs that start: hours of work are lost where a test waits for less."""
+"""A backstop against hangs for whatever a test waits for."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of a cluster come after each other: those that kill at its end, and those of other clusters after them."""
+    """Runs the tests of one cluster after each other: those that kill executors last, then those of other clusters."""
 
     def turn(item: pytest.Item) -> int:
         if item.path.parent != Path(__file__).parent:
@@ -59,7 +59,7 @@ class Clusters:
         return self.current
 
     def _start(self, master: str, more: dict[str, str]) -> Any:
-        """The driver's JVM stands in the scratch folder, where paths without a folder lead to."""
+        """The driver's JVM runs in the scratch folder: Spark resolves relative paths to it."""
         from pyspark.sql import SparkSession
 
         settings = {
@@ -88,7 +88,7 @@ class Clusters:
         return session
 
     def wait(self) -> None:
-        """Until all executors are there and none has a task: a test before may have killed some, or left some busy."""
+        """Waits until all executors are there and idle: an earlier test may have killed some, or left some busy."""
         if self.current is None:
             return
         wanted = int(self.master.partition("[")[2].split(",")[0])
@@ -163,7 +163,7 @@ def digits(clusters: Clusters, spark: Any) -> Any:
 
 @pytest.fixture
 def unstopped(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The cluster, for programs that start a session and stop it: they get this one, and it stays."""
+    """The cluster, for programs that start and stop a session: they get this one, which stays up."""
     from pyspark.sql import SparkSession
 
     monkeypatch.setattr(SparkSession, "stop", lambda session: None)
@@ -172,7 +172,7 @@ def unstopped(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture(autouse=True)
 def whole(request: pytest.FixtureRequest) -> None:
-    """Every test begins with a cluster that is whole."""
+    """Every test begins with all executors, idle."""
     if {"spark", "pairs"} & set(request.fixturenames):
         request.getfixturevalue("clusters").wait()
 

@@ -7,6 +7,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import thinwire as tw
 from thinwire import events
 from thinwire.models import cnn8
 
-from .conftest import executor_of
+from .conftest import PATIENT, executor_of
 
 pytestmark = pytest.mark.timeout(1800)
 EPOCHS, BATCH, WORKERS = 12, 16, 3
@@ -96,7 +97,7 @@ def fit(frame: Any, strategy: tw.Strategy, killer: Killer, **changes: Any) -> tw
         "batch_size": BATCH,
         "validation": 0.2,
         "callbacks": [killer],
-        "deadlines": tw.Deadlines(silence_s=30.0, gather_s=600.0, rejoin_s=600.0, start_s=600.0),
+        "deadlines": PATIENT,
         "progress": False,
     }
     try:
@@ -157,7 +158,7 @@ def test_a_worker_that_cannot_be_heard_for_a_while_takes_its_place_back(spark: A
             Path(killer.done).touch()
 
     killer = Killer()
-    deadlines = tw.Deadlines(silence_s=10.0, gather_s=600.0, rejoin_s=600.0)
+    deadlines = replace(PATIENT, silence_s=10.0)
     result = fit(digits.select("pixels", "label"), tw.Relay(), killer, callbacks=[pause], deadlines=deadlines)
     assert result.summary["workers_lost"] == 1
     assert [e.pid for e in log if isinstance(e, events.WorkerJoined) and e.again] == paused

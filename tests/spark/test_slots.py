@@ -33,7 +33,7 @@ class Waits(Slow):
         return self.layer(x)
 
 
-GROWING = tw.Deadlines(silence_s=60.0, prepare_s=60.0, gather_s=8.0, start_s=600.0, rejoin_s=600.0, stall_s=120.0)
+GROWING = tw.Deadlines(silence_s=60.0, prepare_s=300.0, gather_s=8.0, start_s=600.0, rejoin_s=600.0, stall_s=300.0)
 """The first generation forms without those who do not come, however slow the machine is."""
 
 

@@ -257,8 +257,7 @@ def test_an_executor_that_dies_takes_its_agent_with_it_and_the_run_goes_on(frame
             killed.append(executor_of(pids[0]))
             os.kill(killed[0], signal.SIGKILL)
 
-    deadlines = tw.Deadlines(silence_s=30.0, gather_s=600.0, rejoin_s=600.0)
-    summary = fit(tw.SparkNet(period=10), data=frame, epochs=4, callbacks=[kill], deadlines=deadlines).summary
+    summary = fit(tw.SparkNet(period=10), data=frame, epochs=4, callbacks=[kill]).summary
     assert killed
     assert summary["complete"]
     assert summary["workers_lost"] >= 1
