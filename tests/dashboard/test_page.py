@@ -82,7 +82,6 @@ def test_a_page_that_is_open_sees_what_is_new_and_survives_a_restart(page: Any, 
         server.close()
 
 
-@pytest.mark.long
 def test_several_runs_side_by_side(page: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folders = [write(Path("runs") / name, events(workers, 120)) for name, workers in (("slow", 2), ("fast", 8))]
@@ -100,7 +99,6 @@ def test_several_runs_side_by_side(page: Any, tmp_path: Path, monkeypatch: pytes
         server.close()
 
 
-@pytest.mark.long
 def test_by_keyboard_alone(page: Any, run: Path) -> None:
     server = serve([str(run)])
     try:
@@ -147,7 +145,6 @@ def test_nothing_serious_for_axe(chromium: Any, run: Path, scheme: str, width: i
         context.close()
 
 
-@pytest.mark.long
 def test_sixty_four_workers(page: Any, tmp_path: Path) -> None:
     server = serve([str(write(tmp_path / "a", events(64, 200, lost=9)))])
     try:
@@ -165,7 +162,6 @@ def test_sixty_four_workers(page: Any, tmp_path: Path) -> None:
         server.close()
 
 
-@pytest.mark.long
 def test_times_start_where_the_run_did(page: Any, run: Path) -> None:
     assert BEGAN > 1e9
     server = serve([str(run)])

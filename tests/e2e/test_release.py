@@ -82,7 +82,6 @@ def test_the_wheel_holds_the_package_and_what_it_reads_and_nothing_else(wheel: P
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in held)
 
 
-@pytest.mark.long
 def test_the_laboratory_has_a_wheel_of_its_own(lab: Path) -> None:
     held = contents(lab)
     tops = {name.split("/")[0] for name in held}
@@ -93,7 +92,6 @@ def test_the_laboratory_has_a_wheel_of_its_own(lab: Path) -> None:
     assert email.message_from_bytes(held[name]).get_all("Requires-Dist") == [f"thinwire=={thinwire.__version__}"]
 
 
-@pytest.mark.long
 def test_the_tree_builds_the_same_wheel_as_the_sdist(wheel: Path, tmp_path: Path) -> None:
     call(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", ".", str(ROOT), folder=tmp_path)
     (direct,) = tmp_path.glob("*.whl")
