@@ -20,6 +20,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file = nodeid.split("::")[0]
             return "spark" if file.startswith("tests/spark/") else file
 
+        def _assign_work_unit(self, node: Any) -> None:
+            """The longest unit first, so that no lane is left alone with it at the end."""
+            if "spark" in self.workqueue:
+                self.workqueue.move_to_end("spark", last=False)
+            super()._assign_work_unit(node)
+
     return Lanes(config, log)
 
 

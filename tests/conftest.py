@@ -52,6 +52,7 @@ def chromium() -> Iterator[Any]:
 def page(chromium: Any) -> Iterator[Any]:
     """A tab of its own, which fails the test where the page says that something went wrong."""
     context = chromium.new_context(viewport={"width": 1280, "height": 1000})
+    context.set_default_timeout(600_000)  # what a page is waited for comes, however slow the machine is
     tab = context.new_page()
     wrong: list[str] = []
     tab.on("pageerror", lambda error: wrong.append(str(error)))
@@ -61,7 +62,7 @@ def page(chromium: Any) -> Iterator[Any]:
     assert not wrong
 
 
-def until(page: Any, expression: str, timeout_s: float = 30.0) -> None:
+def until(page: Any, expression: str, timeout_s: float = 600.0) -> None:
     """Waits for what a page's own policy would not let Playwright wait for: it forbids `eval`."""
     deadline = time.monotonic() + timeout_s
     while not page.evaluate(expression):

@@ -14,6 +14,7 @@ from thinwire.dashboard import serve
 from ..conftest import until
 from .logs import BEGAN, events, write
 
+pytestmark = pytest.mark.timeout(900)
 PICTURES = Path(__file__).parents[2] / "docs" / "images"
 
 
@@ -25,6 +26,9 @@ def picture(page: Any, name: str) -> None:
     """Pictures of the page for the docs are made by hand: THINWIRE_PICTURES=1."""
     if os.environ.get("THINWIRE_PICTURES"):
         page.screenshot(path=str(PICTURES / f"{name}.png"), full_page=True)
+
+
+LOOKS = (("light", 390), ("light", 1280), ("dark", 1280))
 
 
 @pytest.fixture
@@ -71,7 +75,7 @@ def test_a_page_that_is_open_sees_what_is_new_and_survives_a_restart(page: Any, 
     more(every[160:])
     server = serve([str(run)], port=port)
     try:
-        page.wait_for_selector("#state[data-state=ended]", timeout=20_000)
+        page.wait_for_selector("#state[data-state=ended]")
         until(page, f"document.body.dataset.events === '{len(every)}'")
         assert page.locator("#marks li[data-kind=reborn]").count() == 1
     finally:
@@ -117,11 +121,14 @@ def test_by_keyboard_alone(page: Any, run: Path) -> None:
         server.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(
+    ("scheme", "width"),
+    [("dark", 390), *(pytest.param(*other, marks=pytest.mark.long) for other in LOOKS)],
+)
 def test_nothing_serious_for_axe(chromium: Any, run: Path, scheme: str, width: int) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed: see the extra dev")
     context = chromium.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme, bypass_csp=True)
+    context.set_default_timeout(600_000)
     server = serve([str(run), str(run)])
     try:
         page = context.new_page()

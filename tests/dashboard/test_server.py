@@ -21,6 +21,8 @@ from thinwire.errors import ConfigError
 
 from .logs import events, write
 
+pytestmark = pytest.mark.timeout(900)
+
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[PageServer]:
@@ -30,7 +32,7 @@ def server(tmp_path: Path) -> Iterator[PageServer]:
 
 
 def get(server: PageServer, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=600)
     try:
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
@@ -40,7 +42,7 @@ def get(server: PageServer, path: str, **headers: str) -> tuple[int, dict[str, s
 
 
 def stream(server: PageServer, path: str = "/stream") -> tuple[http.client.HTTPConnection, Iterator[dict[str, Any]]]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=600)
     connection.request("GET", path)
     answer = connection.getresponse()
     assert answer.status == 200, answer.read()
@@ -137,7 +139,7 @@ def test_ipv6(tmp_path: Path) -> None:
         server = serve([folder], "::1")
     except ConfigError as error:
         pytest.skip(f"no IPv6 here: {error}")
-    with socket.create_connection(("::1", server.server_address[1]), timeout=5):
+    with socket.create_connection(("::1", server.server_address[1]), timeout=600):
         pass
     server.close()
 
@@ -161,14 +163,14 @@ def test_streams_are_limited_and_given_back(server: PageServer) -> None:
     for connection, _ in opened:
         connection.close()
     opened.clear()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 600
     while get_status(server) != 200:
         assert time.monotonic() < deadline
         time.sleep(0.5)
 
 
 def get_status(server: PageServer) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=600)
     try:
         connection.request("GET", "/stream")
         return connection.getresponse().status
@@ -208,7 +210,7 @@ def test_a_live_run_is_on_the_page_to_its_last_event() -> None:
             "mlp", "digits", epochs=1, validation=0.2, callbacks=[page], cluster=tw.Simulated(workers=2, step_s=0.01)
         )
         port = urlsplit(page.url).port
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
         connection.request("GET", "/stream")
         answer = connection.getresponse()
         line = next(line for line in answer if line.startswith(b"data: "))

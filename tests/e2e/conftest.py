@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.programs import Done, command_here
 
 ROOT = Path(__file__).parents[2]
 INSTALLING = re.compile(r"^(python3 -m venv |\. env/bin/activate|(env/bin/)?pip install )")
@@ -33,7 +35,7 @@ class Shell:
         source = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
         self.environment = {**os.environ, "PATH": path, "PYTHONPATH": source}
 
-    def run(self, block: str, code: int = 0, timeout_s: float = 150.0) -> str:
+    def run(self, block: str, code: int = 0, timeout_s: float = 800.0) -> str:
         """What a block prints; it must end with that exit code."""
         done = subprocess.run(
             ["bash", "-eo", "pipefail", "-c", block],
@@ -66,12 +68,12 @@ class Shell:
             try:
                 address = re.search(r"http://\S+", server.stdout.readline())
                 assert address is not None
-                with urllib.request.urlopen(address[0], timeout=30) as answer:
+                with urllib.request.urlopen(address[0], timeout=300) as answer:
                     page: str = answer.read().decode()
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     server.send_signal(signal.SIGINT)
-            assert server.wait(60) == 0
+            assert server.wait(300) == 0
         return page
 
 
@@ -88,6 +90,12 @@ def commands(block: str) -> list[str]:
             begins = re.search(r"<<'(\w+)'", line)
             mark = begins[1] if begins else ""
     return found
+
+
+@pytest.fixture
+def command(capfd: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """`thinwire`, in this process; see `tests.programs.command_here`."""
+    return functools.partial(command_here, capfd)
 
 
 @pytest.fixture

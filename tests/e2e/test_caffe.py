@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.programs import page_here
 
 from thinwire import caffe
 from thinwire.caffe.sources import write_lmdb
@@ -20,31 +19,34 @@ NET = str(ROOT / "recipes" / "caffe" / "digits_train_val.prototxt")
 SOLVER = str(ROOT / "recipes" / "caffe" / "digits_solver.prototxt")
 
 
-def run(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "thinwire.cli.main", *arguments]
-    wide = os.environ | {"COLUMNS": "160"}
-    return subprocess.run(line, capture_output=True, text=True, timeout=100, cwd=folder, env=wide)
+pytestmark = pytest.mark.timeout(900)
 
 
-def test_a_network_a_solver_and_weights_are_shown(tmp_path: Path) -> None:
-    shown = run("caffe", "show", NET)
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables have room for all they say."""
+    monkeypatch.setenv("COLUMNS", "160")
+
+
+def test_a_network_a_solver_and_weights_are_shown(command: Any, tmp_path: Path) -> None:
+    shown = command("caffe", "show", NET)
     assert shown.returncode == 0, shown.stderr
     assert "64×16×4×4" in shown.stdout
     assert "17,258" in shown.stdout
-    solver = run("caffe", "show", SOLVER)
+    solver = command("caffe", "show", SOLVER)
     assert "inv" in solver.stdout
     caffe.save(caffe.load(NET), tmp_path / "x.caffemodel")
-    assert "16×1×3×3, 16" in run("caffe", "show", str(tmp_path / "x.caffemodel")).stdout
+    assert "16×1×3×3, 16" in command("caffe", "show", str(tmp_path / "x.caffemodel")).stdout
 
 
-def test_weights_are_converted_and_come_back_the_same(tmp_path: Path) -> None:
+def test_weights_are_converted_and_come_back_the_same(command: Any, tmp_path: Path) -> None:
     there, back = tmp_path / "x.safetensors", tmp_path / "back.caffemodel"
     torch.manual_seed(1)
     caffe.save(caffe.load(NET), tmp_path / "x.caffemodel")
-    done = run("caffe", "convert", NET, "--weights", str(tmp_path / "x.caffemodel"), "--out", str(there))
+    done = command("caffe", "convert", NET, "--weights", str(tmp_path / "x.caffemodel"), "--out", str(there))
     assert done.returncode == 0, done.stderr
     assert "17,258 parameters of 3 layers" in done.stdout
-    done = run("caffe", "convert", NET, "--weights", str(there), "--out", str(back))
+    done = command("caffe", "convert", NET, "--weights", str(there), "--out", str(back))
     assert done.returncode == 0, done.stderr
     assert back.read_bytes() == (tmp_path / "x.caffemodel").read_bytes()
 
@@ -60,13 +62,13 @@ def test_weights_are_converted_and_come_back_the_same(tmp_path: Path) -> None:
         (["shwo"], 2, "'shwo' is not a command. Did you mean 'show'"),
     ],
 )
-def test_mistakes_are_answered(arguments: list[str], code: int, said: str) -> None:
-    done = run("caffe", *arguments)
+def test_mistakes_are_answered(command: Any, arguments: list[str], code: int, said: str) -> None:
+    done = command("caffe", *arguments)
     assert (done.returncode, said in done.stderr) == (code, True), done.stderr
 
 
-def test_the_caffe_recipe_trains_and_leaves_a_caffemodel(tmp_path: Path) -> None:
-    done = run("train", "recipes/caffe.toml", "--json", "--out", str(tmp_path))
+def test_the_caffe_recipe_trains_and_leaves_a_caffemodel(command: Any, tmp_path: Path) -> None:
+    done = command("train", "recipes/caffe.toml", "--json", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout.splitlines()[-1])
     assert summary["steps"] == 200
@@ -75,7 +77,7 @@ def test_the_caffe_recipe_trains_and_leaves_a_caffemodel(tmp_path: Path) -> None
     assert float(net.params["conv1"][0].detach().abs().sum()) > 0
 
 
-def test_rows_come_from_the_folder_that_the_data_layer_names(tmp_path: Path) -> None:
+def test_rows_come_from_the_folder_that_the_data_layer_names(command: Any, tmp_path: Path) -> None:
     chance = np.random.default_rng(0)
     rows = [(chance.integers(0, 256, (1, 8, 8)).astype(np.uint8), i % 10) for i in range(200)]
     for name in ("train_lmdb", "test_lmdb"):
@@ -91,12 +93,12 @@ def test_rows_come_from_the_folder_that_the_data_layer_names(tmp_path: Path) -> 
     solver = 'net: "net.prototxt" base_lr: 0.01 momentum: 0.9 max_iter: 10 test_interval: 5'
     (tmp_path / "solver.prototxt").write_text(solver)
     (tmp_path / "r.toml").write_text('[train]\nsolver = "solver.prototxt"\n[strategy]\nname = "synchronous"\n')
-    done = run("train", "r.toml", "--json", folder=tmp_path)
+    done = command("train", "r.toml", "--json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout.splitlines()[-1])
     assert (summary["steps"], summary["rows"]) == (10, 400)
     assert 0 <= summary["val_accuracy"] <= 1
-    named = run("train", "r.toml", "--json", "--set", "data.source=lmdb:test_lmdb", folder=tmp_path)
+    named = command("train", "r.toml", "--json", "--set", "data.source=lmdb:test_lmdb", folder=tmp_path)
     assert named.returncode == 0, named.stderr
 
 
@@ -110,16 +112,13 @@ def test_rows_come_from_the_folder_that_the_data_layer_names(tmp_path: Path) -> 
         ("train.solver=nowhere.prototxt", "is not a file"),
     ],
 )
-def test_recipes_that_contradict_themselves_are_refused(change: str, said: str) -> None:
-    done = run("train", "recipes/caffe.toml", "--set", change)
+def test_recipes_that_contradict_themselves_are_refused(command: Any, change: str, said: str) -> None:
+    done = command("train", "recipes/caffe.toml", "--set", change)
     assert done.returncode == 2
     assert said in done.stderr
 
 
 def test_the_code_of_the_how_to_runs(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "how-to" / "caffe.md").read_text()
-    code = "\n".join(part.split("```")[0] for part in text.split("```python\n")[1:])
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    page_here(ROOT / "docs" / "how-to" / "caffe.md", tmp_path)
     assert (tmp_path / "out.caffemodel").exists()

@@ -8,7 +8,6 @@ import dataclasses
 import doctest
 import os
 import re
-import shutil
 import subprocess
 import sys
 import types
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.programs import code_blocks, example_here, page_here, run_here, shortened
 
 import thinwire
 from thinwire import errors, events, recipe
@@ -47,21 +47,13 @@ def named(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def run(arguments: list[str], folder: Path, timeout_s: float = 110) -> str:
+def run(arguments: list[str], folder: Path, timeout_s: float = 800) -> str:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(
         [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout_s
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def code_blocks(path: Path, language: str = "python") -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", path.read_text(), re.DOTALL | re.MULTILINE)
-
-
-def shortened(code: str) -> str:
-    return re.sub(r"epochs=\d+", "epochs=2", code)
 
 
 def headings(text: str, level: int = 2) -> list[str]:
@@ -102,7 +94,9 @@ def value(cell: str) -> Any:
 # -- code -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(900)
 def test_the_code_of_the_readme_runs(tmp_path: Path) -> None:
+    """In a process of its own, as a reader runs it."""
     blocks = code_blocks(ROOT / "README.md")
     assert blocks
     for number, block in enumerate(blocks):
@@ -113,27 +107,20 @@ def test_the_code_of_the_readme_runs(tmp_path: Path) -> None:
 
 WHOLE = {
     "tutorials/choosing-a-strategy.md": (),
-    "how-to/watch.md": ("mlflow", "tensorboard"),
     "how-to/drills.md": (),
-    "how-to/clusters.md": ("pyspark",),
-    "how-to/migrate/torchdistributor.md": ("pyspark",),
-    "how-to/migrate/horovod.md": ("pyspark",),
-    "how-to/migrate/elephas.md": ("pyspark",),
-    "how-to/migrate/sparktorch.md": ("pyspark",),
+    "how-to/watch.md": ("mlflow", "tensorboard"),
 }
-"""Pages whose code is one program from top to bottom, and what it needs; `test_first_day.py` has two more."""
+"""Pages whose code is one program from top to bottom, and what it needs; those for Spark are in tests/spark."""
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("page", WHOLE)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "page", [page if page != "how-to/watch.md" else pytest.param(page, marks=pytest.mark.long) for page in WHOLE]
+)
 def test_the_code_of_a_page_runs_as_one_program(page: str, tmp_path: Path) -> None:
     for module in WHOLE[page]:
         pytest.importorskip(module, reason=f"{module} is not installed")
-    if "pyspark" in WHOLE[page] and shutil.which("java") is None:
-        pytest.skip("there is no Java here, which Spark needs")
-    script = tmp_path / "page.py"
-    script.write_text("\n\n".join(code_blocks(DOCS / page)))
-    run([str(script)], tmp_path, timeout_s=280)
+    page_here(DOCS / page, tmp_path)
 
 
 def test_code_of_other_libraries_is_at_least_python() -> None:
@@ -151,6 +138,7 @@ def imported(tree: ast.Module) -> list[str]:
     return plain + [str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
 
 
+@pytest.mark.timeout(900)
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install 'thinwire[docs]'")
     os.environ["NO_MKDOCS_2_WARNING"] = "1"
@@ -164,29 +152,30 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
 
 EXAMPLES = {
     "own_data.py": [],
-    "resume.py": [],
-    "compare_strategies.py": ["--epochs", "1", "--workers", "2", "--picture", "picture.svg"],
-    "spark_digits.py": [],
-    "sql_to_table.py": [],
-    "stream.py": [],
-    "char_lstm.py": ["--steps", "8"],
     "cifar10_strategies.py": ["--steps", "24"],
-    "sparknet_by_hand.py": [],
+    "char_lstm.py": ["--steps", "8"],
+    "compare_strategies.py": ["--epochs", "1", "--workers", "2", "--picture", "picture.svg"],
     "pretrain.py": [],
 }
+LONG = ("char_lstm.py", "compare_strategies.py", "pretrain.py")
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "name", [name if name not in LONG else pytest.param(name, marks=pytest.mark.long) for name in EXAMPLES]
+)
 def test_an_example_runs_and_prints_something(name: str, tmp_path: Path) -> None:
-    script = tmp_path / name
-    code = (ROOT / "examples" / name).read_text()
-    script.write_text(code if name == "resume.py" else shortened(code))
-    printed = run([str(script), *EXAMPLES[name]], tmp_path)
-    assert len(printed.split()) > 3
-    if name == "resume.py":
-        assert "bit for bit: yes" in printed
+    assert len(example_here(name, *EXAMPLES[name], folder=tmp_path).split()) > 3
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_example_that_resumes_ends_where_an_unbroken_run_ends(tmp_path: Path) -> None:
+    assert "bit for bit: yes" in run_here(ROOT / "examples" / "resume.py", folder=tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("default")
 def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
     nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: see the extra dev")
@@ -194,7 +183,7 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
     pytest.importorskip("ipykernel", reason="ipykernel is not installed: see the extra dev")
     book = nbformat.read(ROOT / "examples" / "first_run.ipynb", as_version=4)
     assert all(not cell.outputs for cell in book.cells if cell.cell_type == "code"), "outputs are not committed"
-    nbclient.NotebookClient(book, timeout=100, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(book, timeout=800, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = [out for cell in book.cells if cell.cell_type == "code" for out in cell.outputs]
     shown = [out["data"]["text/plain"] for out in outputs if out.output_type == "display_data"]
     assert any("done" in text and "█" in text for text in shown), "the bar is one output that was replaced"
@@ -208,7 +197,10 @@ def test_the_first_example_is_the_readmes() -> None:
 
 
 def test_every_example_is_run_by_a_test() -> None:
-    assert {path.name for path in (ROOT / "examples").glob("*.py")} == {"first_run.py", *EXAMPLES}
+    on_spark = (ROOT / "tests" / "spark" / "test_documentation.py").read_text()
+    elsewhere = {path.name for path in (ROOT / "examples").glob("*.py") if f'"{path.name}"' in on_spark}
+    tested = {"first_run.py", "resume.py", *EXAMPLES, *elsewhere}
+    assert {path.name for path in (ROOT / "examples").glob("*.py")} == tested
 
 
 def test_the_strategy_that_the_how_to_adds_works_as_written(monkeypatch: pytest.MonkeyPatch) -> None:

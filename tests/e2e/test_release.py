@@ -19,6 +19,7 @@ from thinwire import recipe
 from thinwire.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(1800)
 NEEDED = (
     "thinwire/py.typed",
     "thinwire/caffe/fields.txt",
@@ -122,7 +123,6 @@ def test_the_metadata_are_those_of_pyproject(wheel: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_installed_wheels_work_outside_the_tree(wheel: Path, lab: Path, tmp_path: Path) -> None:
     """The environment is new and holds thinwire alone, then thinwire-lab too; the rest comes from here, after these."""
     place = tmp_path / "environment"

@@ -7,7 +7,7 @@ import logging
 import os
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from thinwire import events
 from thinwire.errors import ConfigError
 from thinwire.trackers import MLflow, TensorBoard, Tracker
 
+pytestmark = pytest.mark.timeout(900)
 CLUSTER = tw.Simulated(workers=2, step_s=0.2)
 
 
@@ -90,14 +91,14 @@ def test_one_that_never_answers_holds_nobody_up(monkeypatch: pytest.MonkeyPatch)
     """As MLflow's client, which tries again for minutes when its server is away."""
     monkeypatch.setattr("thinwire.trackers.END_S", 0.5)
 
+    answered = threading.Event()
+
     class Slow(Kept):
         def start(self, parameters: dict[str, Any]) -> None:
-            time.sleep(30)
+            answered.wait()
 
-    began = time.monotonic()
-    result = fit(Slow())
-    assert result.summary["complete"]
-    assert time.monotonic() - began < 25
+    assert fit(Slow()).summary["complete"]
+    answered.set()
 
 
 def test_a_run_that_goes_on_is_one_run() -> None:
@@ -166,6 +167,8 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.long
+@pytest.mark.timeout(1800)
 @pytest.mark.filterwarnings("default")
 def test_mlflow_keeps_a_model_that_a_fresh_process_loads(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow", reason="no MLflow here: pip install 'thinwire[mlflow]'")
@@ -179,7 +182,7 @@ def test_mlflow_keeps_a_model_that_a_fresh_process_loads(tmp_path: Path) -> None
         np.save(tmp_path / "rows.npy", rows)
         (tmp_path / "load.py").write_text(LOAD)
         argv = ["load.py", uri, str(tracker.run_id), "rows.npy", "out.npy"]
-        done = subprocess.run([sys.executable, *argv], capture_output=True, text=True, timeout=110)
+        done = subprocess.run([sys.executable, *argv], capture_output=True, text=True, timeout=1700)
         assert done.returncode == 0, done.stderr
     finally:
         os.chdir(before)

@@ -171,7 +171,7 @@ def visited(raw: bytes) -> tuple[dict[str, Any], list[memoryview]]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         threading.Thread(target=lambda: (theirs.sendall(raw), theirs.close()), daemon=True).start()
-        ours.settimeout(10.0)
+        ours.settimeout(600.0)
         return box.receive(ours)
 
 
@@ -419,7 +419,7 @@ def test_a_layer_without_name_and_type_is_a_config_error() -> None:
 def test_an_address_that_is_none_gets_an_answer(path: str, headers: dict[str, str], status: int) -> None:
     server = PageServer([Source("run")], "127.0.0.1", 0, "").start()
     try:
-        with socket.create_connection(server.server_address[:2], timeout=10.0) as asking:
+        with socket.create_connection(server.server_address[:2], timeout=600.0) as asking:
             host = headers.get("Host", "localhost")
             asking.sendall(f"GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
             assert asking.recv(64).split()[1] == str(status).encode()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import logging
 import os
+import shutil
 import stat
 import sys
 import tempfile
@@ -79,7 +81,7 @@ def page_of(url: str, notes: Notebook) -> None:
     token = parse_qs(where.query)["token"][0]
     notes.secrets.append(token)
     for path in ("/", "/metrics", "/stream"):
-        connection = http.client.HTTPConnection("127.0.0.1", where.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", where.port, timeout=300)
         connection.request("GET", path, headers={"Authorization": f"Bearer {token}"})
         answer = connection.getresponse()
         told = b"".join(answer.readline() for _ in range(4)) if path == "/stream" else answer.read()
@@ -93,14 +95,10 @@ def holding(folder: Path, secrets: list[str]) -> dict[str, bool]:
     found = {}
     for root, _, names in os.walk(folder):
         for path in (Path(root, name) for name in names):
-            try:
-                held = leaks([s.encode() for s in secrets], [(str(path), path.read_bytes())])
-            except OSError:
-                continue
-            if not held:
-                continue
             ways = [path, *(parent for parent in path.parents if folder in parent.parents)]
-            found[str(path)] = any(not stat.S_IMODE(way.stat().st_mode) & 0o077 for way in ways)
+            with contextlib.suppress(OSError):  # it may be gone meanwhile
+                if leaks([s.encode() for s in secrets], [(str(path), path.read_bytes())]):
+                    found[str(path)] = any(not stat.S_IMODE(way.stat().st_mode) & 0o077 for way in ways)
     return found
 
 
@@ -139,6 +137,7 @@ def local(notes: Notebook, out: str) -> None:
 
 
 def spark(notes: Notebook, out: str, scratch: str) -> None:
+    from pyspark.find_spark_home import _find_spark_home
     from pyspark.sql import SparkSession
 
     settings = {
@@ -173,7 +172,7 @@ def spark(notes: Notebook, out: str, scratch: str) -> None:
         at = session.sparkContext.uiWebUrl
         api = f"/api/v1/applications/{session.sparkContext.applicationId}"
         for path in (*UI, *(f"{api}/{name}" for name in REST)):
-            with urllib.request.urlopen(at + path, timeout=30) as answer:
+            with urllib.request.urlopen(at + path, timeout=300) as answer:
                 notes.write(f"ui {len(notes.secrets)} {path}", answer.read())
         notes.told["plans"] = notes.told.get("plans", 0) + 1
 
@@ -184,7 +183,10 @@ def spark(notes: Notebook, out: str, scratch: str) -> None:
         result = tw.fit(model, frame, out=f"{out}/{exchange}", progress=True, **given)
         notes.told[exchange] = result.summary
     ui()
+    application = session.sparkContext.applicationId
     session.stop()
+    logs = Path(_find_spark_home(), "work", application)  # where a cluster of this machine keeps its executors' folders
+    shutil.move(logs, f"{out}/executors")
 
 
 def main() -> None:

@@ -107,8 +107,8 @@ def leaks(secrets: Iterable[bytes], places: Iterable[tuple[str, bytes]]) -> list
 
 
 def files(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Every file below a folder."""
-    for path in sorted(folder.rglob("*")):
+    """Every file below a folder; others may take files and folders away meanwhile."""
+    for path in sorted(Path(root, name) for root, _, names in os.walk(folder) for name in names):
         if path.is_file():
             try:
                 yield str(path), path.read_bytes()
@@ -141,7 +141,7 @@ def stranger(address: str, public: bytes, secret: bytes, server: bytes | None) -
 def visitor(port: Port, said: bytes) -> socket.socket | None:
     """A plain connection that says something, or nothing."""
     try:
-        found = socket.create_connection((port.host, port.number), timeout=5)
+        found = socket.create_connection((port.host, port.number), timeout=300)
         found.settimeout(0.0)
         found.send(said) if said else None
     except OSError:
@@ -149,7 +149,7 @@ def visitor(port: Port, said: bytes) -> socket.socket | None:
     return found
 
 
-def poll(true: Callable[[], bool], timeout_s: float = 30.0) -> None:
+def poll(true: Callable[[], bool], timeout_s: float = 600.0) -> None:
     """Waits for something to be so."""
     deadline = time.monotonic() + timeout_s
     while not true():

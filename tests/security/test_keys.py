@@ -19,23 +19,22 @@ from .surroundings import files, forms, leaks
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.timeout(420)
+pytestmark = pytest.mark.timeout(1800)
 
 
 def run(kind: str, folder: Path) -> tuple[list[bytes], dict[str, Any]]:
     """A run in a process of its own, which leaves all that it showed in `shown`; its secrets, and what it came to."""
-    for name in ("shown", "scratch", "temporary", "shown/executors"):
+    for name in ("shown", "scratch", "temporary"):
         (folder / name).mkdir()
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "TMPDIR": str(folder / "temporary"),
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_WORKER_DIR": str(folder / "shown" / "executors"),
     }
     with open(folder / "shown" / "stdout", "wb") as out, open(folder / "shown" / "stderr", "wb") as error:
         words = [sys.executable, "-W", "ignore", "-m", "tests.security.shown_run", kind, str(folder)]
-        done = subprocess.run(words, stdout=out, stderr=error, env=environment, cwd=folder, timeout=400)
+        done = subprocess.run(words, stdout=out, stderr=error, env=environment, cwd=folder, timeout=1700)
     assert done.returncode == 0, (folder / "shown" / "stderr").read_text(errors="replace")[-3000:]
     found = json.loads((folder / "secrets.json").read_text())
     return [secret.encode() for secret in found["secrets"]], found["told"]
@@ -79,7 +78,7 @@ def test_runs_on_spark_show_no_secret(tmp_path: Path) -> None:
     assert told["plans"] == 3
     shown = list(files(tmp_path / "shown"))
     names = " ".join(name for name, _ in shown)
-    for wanted in ("environment", "sql", "executors", "events.jsonl", "how the wire is shown", "cmdline"):
+    for wanted in ("environment", "sql", "out/executors/0/stderr", "events.jsonl", "how the wire is shown", "cmdline"):
         assert wanted in names
     assert any(b"MapInArrow" in content for name, content in shown if "sql" in name), "plans are told"
     assert leaks(secrets, shown) == []

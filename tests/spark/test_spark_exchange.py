@@ -2,112 +2,276 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
+import functools
 import os
-import shutil
-import subprocess
-import sys
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import thinwire as tw
+from tests.security.surroundings import Port, family, listening
+from thinwire import events
 from thinwire.errors import ConfigError
+from thinwire.exchange.spark import link, post
+from thinwire.exchange.spark.link import SparkWire
+from thinwire.exchange.spark.places import Places
+from thinwire.models import mlp
 
-pytestmark = pytest.mark.timeout(400)
+from .conftest import LONGEST_S, PATIENT, Clusters, executor_of
+
+pytestmark = pytest.mark.timeout(1800)
+EPOCHS, BATCH = 2, 32
+
+
+class Slow(nn.Module):
+    """Steps that take as long as a network's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = mlp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            time.sleep(0.03)
+        return self.layer(x)
+
+
+class Books:
+    """What a run's own ends have come to: broadcasts, and rounds that were settled on their machine."""
+
+    def __init__(self) -> None:
+        self.posts: list[post.Post] = []
+        self.shared: list[post.Shared] = []
+
+    @property
+    def settled(self) -> int:
+        return sum(each.settled for each in self.posts)
+
+    @property
+    def broadcasts(self) -> int:
+        return sum(each.broadcasts for each in self.posts)
+
+
+@pytest.fixture
+def books(monkeypatch: pytest.MonkeyPatch) -> Books:
+    """Everything of these kinds that is made from here on."""
+    found = Books()
+    for kind, made in ((post.Post, found.posts), (post.Shared, found.shared)):
+        monkeypatch.setattr(kind, "__init__", _kept(kind.__init__, made))
+    return found
+
+
+def _kept(begin: Any, made: list[Any]) -> Any:
+    def keep(self: Any, *given: Any) -> None:
+        made.append(self)
+        begin(self, *given)
+
+    return keep
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the runs in `spark_exchange.py` saw."""
-    if shutil.which("java") is None:
-        pytest.skip("there is no Java here, which Spark needs")
-    environment = os.environ | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    script = Path(__file__).with_name("spark_exchange.py")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(script)],
-        capture_output=True,
-        text=True,
-        timeout=380,
-        env=environment,
-        cwd=tmp_path_factory.mktemp("spark-exchange"),
-    )
-    found = [line for line in done.stdout.splitlines() if line.startswith("said: ")]
-    assert found, done.stdout[-2000:] + done.stderr[-4000:]
-    return dict(json.loads(found[0].removeprefix("said: ")))
+def frame(clusters: Clusters, pairs: Any) -> Any:
+    return clusters.digits().select("pixels", "label")
 
 
-def test_sparknet_trains_and_comes_to_what_it_comes_to_on_a_mesh(said: dict[str, Any]) -> None:
-    summary = said["sparknet"]
+def fit(strategy: tw.Strategy, *, model: Any = mlp, data: Any = "digits", **changes: Any) -> tw.Result:
+    """A run; from the name of a set, the driver deals out the same rows each time."""
+    given: dict[str, Any] = {"inputs": ["pixels"], "cluster": tw.Spark(workers=2, preflight=False)}
+    given |= {"exchange": "spark", "epochs": EPOCHS, "batch_size": BATCH, "validation": 0.2, "deadlines": PATIENT}
+    given |= {"optimizer": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), "progress": False}
+    return tw.fit(model, data, strategy=strategy, **(given | changes))
+
+
+def apart(one: tw.Result, other: tw.Result) -> float:
+    """The largest difference between the parameters of two runs."""
+    pairs = zip(one.model.parameters(), other.model.parameters(), strict=True)
+    return max(float((a - b).detach().abs().max()) for a, b in pairs)
+
+
+@pytest.fixture(scope="module")
+def mesh(pairs: Any) -> tw.Result:
+    """What SparkNet comes to over a mesh."""
+    return fit(tw.SparkNet(period=10), exchange="mesh")
+
+
+def cached(session: Any) -> int:
+    """How many RDDs and DataFrames have rows in Spark's storage."""
+    return len(session.sparkContext._jsc.sc().getRDDStorageInfo())
+
+
+def test_sparknet_comes_to_what_it_comes_to_on_a_mesh_and_only_spark_s_own_ports_listen(
+    pairs: Any, mesh: tw.Result, books: Books
+) -> None:
+    """Ports are from the sockets of every process below this one, while rounds are landing."""
+    before, ports = set(listening()), set[Port]()
+    commands: dict[int, str] = {}
+
+    def look(event: events.Event) -> None:
+        if isinstance(event, events.RoundLanded) and not commands:
+            commands.update(family())
+            ports.update(listening())
+
+    ours = fit(tw.SparkNet(period=10), cluster=tw.Spark(workers=2), callbacks=[look])
+    assert ours.summary["complete"]
+    assert ours.summary["rounds"] > 0
+    assert ours.summary["refused"] == 0
+    assert apart(ours, mesh) < 1e-4, "the same rows, steps and means, summed in another order"
+    assert any("java" in commands.get(port.pid, "") for port in ports), "Spark's own are seen"
+    for port in ports - before:
+        command = commands.get(port.pid, "")
+        assert "java" in command.split("\0")[0] or "pyspark.daemon" in command, f"{port} listens: {command}"
+
+
+def test_mpca_trains_with_its_fragments_in_flight(frame: Any) -> None:
+    summary = fit(tw.MPCA(), model=Slow, data=frame, epochs=4).summary
     assert summary["complete"]
     assert summary["rounds"] > 0
-    assert summary["refused"] == 0
-    assert said["differs"] < 1e-4, "the same rows, steps and means, summed in another order"
+    assert summary["steps"] > summary["rounds"], "a round is due after every step: others were made meanwhile"
 
 
-def test_mpca_trains_with_its_fragments_in_flight(said: dict[str, Any]) -> None:
-    summary = said["mpca"]
+def test_contributions_are_packed_where_the_strategy_says_so(frame: Any) -> None:
+    log: list[events.Event] = []
+    summary = fit(tw.Relay(quorum=1.0), model=Slow, data=frame, callbacks=[log.append]).summary
     assert summary["complete"]
-    assert summary["rounds"] >= 6
-    assert summary["steps"] > 1.2 * summary["rounds"], "a round is due after every step: others were made meanwhile"
+    assert summary["rounds"] > 0
+    assert {e.codec for e in log if isinstance(e, events.RoundLanded)} - {"float32"}
 
 
-def test_contributions_are_packed_where_the_strategy_says_so(said: dict[str, Any]) -> None:
-    summary = said["relay"]
-    assert summary["complete"]
-    assert summary["rounds"] >= 6
-    assert max(said["accuracies"]["relay"]) >= 0.9
+@pytest.mark.parametrize("how", [{"direct_bytes": 0}, {"apart": True}], ids=["by a shuffle", "each visited"])
+def test_contributions_are_summed_wherever_they_lie(
+    pairs: Any, mesh: tw.Result, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
+) -> None:
+    """Large ones are read by a job; executors on machines of their own are visited each."""
+    monkeypatch.setattr(link, "SparkWire", functools.partial(link.SparkWire, **how))
+    found = fit(tw.SparkNet(period=10))
+    assert found.summary["complete"]
+    assert found.summary["rounds"] == mesh.summary["rounds"]
+    assert apart(found, mesh) < 1e-4
 
 
-def test_large_contributions_are_read_and_summed_by_a_shuffle(said: dict[str, Any]) -> None:
-    assert said["shuffled"]["complete"]
-    assert said["shuffled"]["rounds"] == said["sparknet"]["rounds"]
-    assert said["shuffled_differs"] < 1e-4
-
-
-def test_executors_on_machines_of_their_own_are_visited_each(said: dict[str, Any]) -> None:
-    assert said["apart"]["complete"]
-    assert said["apart"]["rounds"] == said["sparknet"]["rounds"]
-    assert said["apart_differs"] < 1e-4
-
-
-def test_many_rounds_leave_nothing_behind(said: dict[str, Any]) -> None:
+def test_many_rounds_leave_nothing_behind(frame: Any, pairs: Any, books: Books) -> None:
     """No file of a broadcast on the driver, and no cached rows but the caller's own."""
-    assert said["many"]["rounds"] >= 100
-    assert said["left"] == 0
-    assert said["cached"] == 1
+    folder = pairs.sparkContext._temp_dir
+    before = set(os.listdir(folder))
+    summary = fit(tw.SparkNet(period=1), data=frame, evaluate_every=200).summary
+    assert summary["rounds"] >= 40
+    assert books.settled > 40, "all members are on one machine: rounds are settled there"
+    assert all(each._left == 0 for each in books.shared), "broadcasts are destroyed once all have them"
+    assert cached(pairs) <= 1, "the digits' own"
+    deadline = time.monotonic() + LONGEST_S
+    while set(os.listdir(folder)) - before:
+        assert time.monotonic() < deadline, "Spark takes a broadcast's file away on a thread of its own"
+        time.sleep(0.2)
 
 
-def test_only_spark_s_own_ports_listen(said: dict[str, Any]) -> None:
-    """From the sockets of every process below the driver, while rounds were landing."""
-    assert said["ports"], "Spark's own are seen"
-    for pid, command, parent in said["ports"]:
-        java = "java" in command.split()[0]
-        daemon = "pyspark.daemon" in command and "java" in said["commands"].get(str(parent), "java")
-        assert java or daemon, f"process {pid} listens: {command}"
+def test_broadcasts_are_destroyed_once_all_have_them(pairs: Any, books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "SparkWire", functools.partial(link.SparkWire, apart=True))
+    fit(tw.SparkNet(period=10), epochs=1)
+    assert books.broadcasts > 0
+    assert books.shared
+    assert all(each._left == 0 for each in books.shared)
 
 
-def test_rounds_whose_members_are_all_on_one_machine_are_settled_there(said: dict[str, Any]) -> None:
-    assert said["settled"] > 100
+class Held(SparkWire):
+    """A wire whose second place is found when a file is there."""
+
+    @property
+    def place(self) -> str:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        while context is not None and context.partitionId() == 1 and not os.path.exists(self.token):
+            time.sleep(0.1)
+        return self.run
 
 
-def test_broadcasts_are_destroyed_once_all_have_them(said: dict[str, Any]) -> None:
-    assert said["broadcasts"] > 0
-    assert said["kept"] == 0
+@pytest.fixture
+def boxes() -> Iterator[SparkWire]:
+    """A run's wire, with the box of an agent on this machine."""
+    wire = SparkWire(secrets.token_hex(6), "token")
+    agent = wire.link(0, 0)
+    yield wire
+    agent.close()
 
 
-def test_an_executor_that_dies_takes_its_agent_with_it_and_the_run_goes_on(said: dict[str, Any]) -> None:
-    assert said["killed"] == 1
-    summary = said["died"]
+def test_a_machine_that_is_left_leaves_no_cached_rows(pairs: Any, boxes: SparkWire) -> None:
+    before = cached(pairs)
+    places = Places(pairs.sparkContext, boxes)
+    places.look()
+    assert cached(pairs) == before + 1, "the rows by which the machine is found"
+    for machine in places.machines():
+        places.leave(machine)
+    assert cached(pairs) == before
+    places.look()
+    places.close()
+    assert cached(pairs) == before
+
+
+@pytest.mark.parametrize("end", ["cancelled", "closed"])
+def test_a_look_that_a_run_s_end_interrupts_leaves_no_cached_rows(
+    pairs: Any, boxes: SparkWire, tmp_path: Path, end: str
+) -> None:
+    """Its job is cancelled, or goes on for longer than the run's end waits for it."""
+    context, before, go_on = pairs.sparkContext, cached(pairs), tmp_path / "go on"
+    places = Places(context, Held(boxes.run, str(go_on)))
+
+    def look() -> None:
+        context.addJobTag("held")
+        with contextlib.suppress(Exception):
+            places.look()
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        deadline = time.monotonic() + LONGEST_S
+        while cached(pairs) == before:
+            assert time.monotonic() < deadline, "the look's job never began"
+            time.sleep(0.1)
+        if end == "cancelled":
+            context.cancelJobsWithTag("held")
+            looking.join()
+        places.close()
+    finally:
+        go_on.touch()
+        looking.join()
+    assert cached(pairs) == before
+
+
+def test_an_executor_that_dies_takes_its_agent_with_it_and_the_run_goes_on(frame: Any) -> None:
+    pids: dict[int, int] = {}
+    killed: list[int] = []
+
+    def kill(event: events.Event) -> None:
+        if isinstance(event, events.WorkerJoined):
+            pids[event.worker] = event.pid
+        if isinstance(event, events.RoundLanded) and event.round >= 2 and not killed:
+            killed.append(executor_of(pids[0]))
+            os.kill(killed[0], signal.SIGKILL)
+
+    summary = fit(tw.SparkNet(period=10), data=frame, epochs=4, callbacks=[kill]).summary
+    assert killed
     assert summary["complete"]
     assert summary["workers_lost"] >= 1
-    assert summary["val_accuracy"] >= 0.9
 
 
-def test_what_it_cannot_carry_is_refused_with_the_reason(said: dict[str, Any]) -> None:
-    assert "exchange='table'" in said["refused"]["easgd"]
-    assert "quorum=1" in said["refused"]["quorum"]
+@pytest.mark.parametrize(
+    ("strategy", "reason"),
+    [(tw.EASGD(), "exchange='table'"), (tw.Relay(quorum=0.5), "quorum=1")],
+    ids=["easgd", "quorum"],
+)
+def test_what_it_cannot_carry_is_refused_with_the_reason(pairs: Any, strategy: tw.Strategy, reason: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        fit(strategy)
+    assert reason in str(refused.value)
 
 
 def test_on_this_machine_alone_it_is_refused() -> None:

@@ -17,7 +17,7 @@ from thinwire.errors import ConfigError, TimedOutError
 from thinwire_lab.testbed import Testbed
 
 MASTER_PORT = 7077
-START_S = 120.0
+START_S = 600.0
 
 
 class SparkBed:

@@ -142,7 +142,7 @@ _PROGRESS = _form(
     waited_s=_number,
     exchanged_s=_number,
     evaluated_s=_number,
-    score=_count,
+    score=is_count,
     note=_any_table,
 )
 _MORE = _form(

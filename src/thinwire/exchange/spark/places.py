@@ -22,6 +22,7 @@ class Places:
         self._context, self._wire = context, wire
         self._found: dict[str, tuple[Any, int]] = {}
         self._lock = threading.Lock()
+        self._open = True
         self._executors = ""
         self._at, self._wait_s = 0.0, LOOK_S
 
@@ -55,7 +56,9 @@ class Places:
     def leave(self, machine: str) -> None:
         """A task for a machine came to another one, or nobody is there any more."""
         with self._lock:
+            old = self._markers()
             self._found.pop(machine, None)
+            self._let_go(old)
         self.doubt()
 
     def look(self) -> None:
@@ -66,23 +69,34 @@ class Places:
         executors = self._now()
         count = max(1, int(self._context._jsc.sc().getExecutorIds().size()))
         marker = self._context.parallelize(range(count), count).cache()
-        rows = marker.mapPartitions(functools.partial(say_where, self._wire)).collect()
+        try:
+            rows = marker.mapPartitions(functools.partial(say_where, self._wire)).collect()
+        except BaseException:  # the job was cancelled, or an executor died: some rows may be cached all the same
+            with self._lock:
+                self._let_go([marker])
+            raise
         found = {machine: (marker, place) for place, machine in reversed(rows) if machine is not None}
         with self._lock:
             old, new = self._markers(), set(found) - set(self._found)
-            self._found |= found
+            if self._open:
+                self._found |= found
             self._executors, self._at = executors, time.monotonic()
             self._wait_s = LOOK_S if new or not self._found else min(2 * self._wait_s, LONGEST_LOOK_S)
-            kept = {id(each) for each in self._markers()}
-        for each in (*old, marker):
-            if id(each) not in kept:
-                each.unpersist()
+            self._let_go([*old, marker])
 
     def close(self) -> None:
-        with self._lock, contextlib.suppress(Exception):  # the session may have ended
-            for marker in self._markers():
-                marker.unpersist()
-            self._found = {}
+        """Lets go of all rows; a look that is still under way keeps none."""
+        with self._lock:
+            old, self._found, self._open = self._markers(), {}, False
+            self._let_go(old)
+
+    def _let_go(self, markers: list[Any]) -> None:
+        """Takes out of Spark's storage the rows by which no machine is found any more."""
+        kept = {id(each) for each in self._markers()}
+        for marker in markers:
+            if id(marker) not in kept:
+                with contextlib.suppress(Exception):  # the session may have ended
+                    marker.unpersist()
 
     def _markers(self) -> list[Any]:
         return list({id(marker): marker for marker, _ in self._found.values()}.values())

@@ -1,0 +1,38 @@
+"""Code of the documentation that needs Spark runs, on the cluster of these tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.programs import ROOT, example_here, page_here
+
+pytestmark = [
+    pytest.mark.timeout(1800),
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+PAGES = (
+    "how-to/clusters.md",
+    "how-to/migrate/elephas.md",
+    pytest.param("how-to/migrate/torchdistributor.md", marks=pytest.mark.long),
+    pytest.param("how-to/migrate/horovod.md", marks=pytest.mark.long),
+    pytest.param("how-to/migrate/sparktorch.md", marks=pytest.mark.long),
+)
+EXAMPLES = (
+    "spark_digits.py",
+    pytest.param("sql_to_table.py", marks=pytest.mark.long),
+    pytest.param("stream.py", marks=pytest.mark.long),
+    pytest.param("sparknet_by_hand.py", marks=pytest.mark.long),
+)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_code_of_a_page_runs_as_one_program(unstopped: Any, page: str, tmp_path: Path) -> None:
+    page_here(ROOT / "docs" / page, tmp_path)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_runs_and_prints_something(unstopped: Any, name: str, tmp_path: Path) -> None:
+    assert len(example_here(name, folder=tmp_path).split()) > 3
