@@ -168,7 +168,8 @@ def _parsed(text: str) -> dict[str, Any]:
             lines.append(number)
     if lines:
         raise ValueError(f"line {min(lines)} has a key of more than {MOST_PARTS} parts; use fewer")
-    return tomllib.loads(text)
+    parsed: dict[str, Any] = tomllib.loads(text)
+    return parsed
 
 
 def _check(values: Mapping[str, Any]) -> None:
