@@ -9,7 +9,7 @@ import re
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any, TypeGuard, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from thinwire import events
 from thinwire.engine.ports import Header
@@ -39,7 +39,7 @@ TOLD = {kind.kind: kind for kind in _TOLD}
 """Events that workers tell of."""
 
 
-def is_count(value: Any) -> TypeGuard[int]:
+def is_count(value: Any) -> bool:
     """Whether this is a whole number from 0 to 2⁶³.
 
     >>> is_count(3), is_count(True), is_count(3.0), is_count(-1), is_count(10**30)
