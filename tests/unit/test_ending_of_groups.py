@@ -117,3 +117,16 @@ def test_a_word_of_agreement_before_all_rows_are_done_changes_nothing() -> None:
     assert not ending.closed
     ending.since = 1.0
     assert ending.closed
+
+
+def test_nobody_is_let_in_once_all_of_one_group_hold_the_final_model() -> None:
+    ending = Ending(2)
+    ending.agreed = {0, 1}
+    assert not ending.closed, "it has not begun"
+    ending.since = 1.0
+    assert ending.closed
+    ending.agreed.discard(1)  # it was lost
+    ending.agreed.add(3)
+    assert not ending.closed, "no group is whole"
+    ending.agreed.add(2)
+    assert ending.closed

@@ -269,6 +269,7 @@ class Coordinator:
         if self._ending.since is not None and lost.worker in self._finished:
             self._absent.done.add(lost.worker)
         self._finished.discard(lost.worker)
+        self._ending.agreed.discard(lost.worker)
         last = self.ledger.lose(lost.worker)
         self._emit(
             events.WorkerLost(

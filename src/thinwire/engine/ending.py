@@ -21,9 +21,15 @@ class Ending:
     def closed(self) -> bool:
         """Whether nobody who comes now is needed: all who are there have done their rows, and can end without it.
 
-        A group that has lost a member cannot do without a new one, unless another's model has come in.
+        A group that has lost a member cannot do without a new one, unless another group holds the final model: a
+        successor would make its last steps again, and its group would end on another model.
         """
-        return self.harvest.whole or (self.since is not None and self._group_size == 1)
+        return self.harvest.whole or (self.since is not None and (self._group_size == 1 or self._agreed()))
+
+    def _agreed(self) -> bool:
+        """Whether all members of one group hold the final model."""
+        groups = [worker // self._group_size for worker in self.agreed]
+        return any(groups.count(group) == self._group_size for group in set(groups))
 
     def in_vain(self, present: set[int], working: set[int]) -> set[int]:
         """Workers that would be waited for in vain once the model has come in: the others are on their way out."""

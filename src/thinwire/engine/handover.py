@@ -85,7 +85,7 @@ class Handover:
 
     def _tree(self) -> dict[str, Any]:
         worker = self._worker
-        if worker.alone:
+        if worker.alone and not worker.publisher.concluded:
             worker.joint.set_model(worker.replica.vector.detach().cpu())
         tree: dict[str, Any] = {
             "joint": worker.joint.tree(),

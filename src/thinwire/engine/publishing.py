@@ -63,6 +63,8 @@ class Publisher:
         self._again: dict[str, Any] = {}
         self._models: dict[int, dict[str, Tensor]] = {}
         self._verdicts: set[int] = set()
+        self.concluded = False
+        """Whether the final model is made: the joint model that it was made of stays as it is."""
         self._caught = 0
         """How often a peer's joint state came in the place of this worker's."""
         self._buffers = JointBuffers(worker)
@@ -301,6 +303,7 @@ class Publisher:
             parameter.grad = None  # there may be no memory for it beside what is handed back
         model = self._final_model()
         refuse(model, "the final model")
+        self.concluded = True
         if worker.strategy.ends_in_mean and not worker.alone:
             position = (worker.meter.position[0] + 1, 0)
             sample = islice(worker.batches.training(position, None), RECALIBRATION_BATCHES)

@@ -337,7 +337,7 @@ class Worker:
         model = None
         if formed.restart or (was_alone and not self.alone):
             model = self.replica.vector.detach().to("cpu", copy=True)
-            if not self._async:
+            if not self._async and not self.publisher.concluded:
                 self.joint.set_model(model)
         if was_alone and not self.alone and self._async:  # what it did alone is no part of what strategies look at
             self.state.open(self.replica.vector)

@@ -52,9 +52,9 @@ class Witness:
         """By joint state, the exchange that it belongs to."""
         self._final: dict[Owner, str] = {}
         """By worker and attempt, the digest of the joint model that its run ended on."""
-        self._alone: set[int] = set()
-        """Joint states of workers whose replica is the joint model: alone, or not alone since too short a time to have
-        put it in, however many generations have formed since."""
+        self._alone: dict[int, int] = {}
+        """By joint state of a worker whose replica is the joint model, the last generation in which it was alone. It is
+        no longer so once the worker has put its replica in, however many generations have formed since."""
         self._before: dict[int, Tensor] = {}
         """By joint state, the ledger as it was last seen there."""
         self._heard: dict[int, int] = {}
@@ -81,6 +81,7 @@ class Witness:
         """While it lasts, every exchange of this process is watched."""
         with contextlib.ExitStack() as stack:
             for kind, name, after in (
+                (Membership, "__init__", self._begun),
                 (Member, "__init__", self._made),
                 (JointState, "land", self._landed),
                 (JointState, "load", self._loaded),
@@ -95,21 +96,27 @@ class Witness:
                 stack.enter_context(mock.patch.object(kind, name, _followed(getattr(kind, name), after)))
             yield
 
+    def _begun(self, membership: Membership, found: Any) -> None:
+        """The run begins, perhaps anew from a checkpoint: generations, rounds and rows are counted from there."""
+        self._held.clear()
+        self._heard.clear()
+        self._final.clear()
+
     def _made(self, member: Member, found: Any) -> None:
         self._members[id(member._joint)] = member
 
     def _formed(self, member: Member, found: Any) -> None:
         if len(member._rounds.members) == 1:
-            self._alone.add(id(member._joint))
+            self._alone[id(member._joint)] = member._rounds.generation
         if isinstance(member, Mesh) and not member._needs_state and id(member._joint) not in self._alone:
             self._compare(member, "state", member._joint.model)
 
     def _put_in(self, worker: Worker, found: Any) -> None:
-        if not worker.alone:
-            self._alone.discard(id(worker.joint))
+        if not worker.alone and worker.generation > self._alone.get(id(worker.joint), 0):
+            self._alone.pop(id(worker.joint), None)
 
     def _loaded(self, joint: JointState, found: Any) -> None:
-        self._alone.discard(id(joint))
+        self._alone.pop(id(joint), None)
 
     def _landed(self, joint: JointState, reply: Tensor) -> None:
         member = self._members[id(joint)]
