@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from thinwire.checks import output_shape
+from thinwire.checks import metrics_for, output_shape
 from thinwire.errors import DataError
 from thinwire.job import Columns
 from thinwire.replicas.labels import ANY, Labels, WrongLabels, labels_of
@@ -22,6 +22,13 @@ CLASSES = Labels("classes", "cross_entropy", ignored=-100, soft=True)
 
 class Focal(nn.CrossEntropyLoss):
     """A loss of the user's own, made of torch's."""
+
+
+class OfParts(nn.CrossEntropyLoss):
+    """One that takes another output than torch's own."""
+
+    def forward(self, output: Any, label: torch.Tensor) -> torch.Tensor:
+        return super().forward(output["scores"], label)
 
 
 def named(given: Any) -> str:
@@ -59,6 +66,28 @@ def named(given: Any) -> str:
 )
 def test_the_loss_decides_what_labels_are(loss: Any, kind: str) -> None:
     assert labels_of(loss).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("loss", "scores"),
+    [
+        ("cross_entropy", True),
+        ("bce_with_logits", True),
+        ("mse", False),
+        (nn.CrossEntropyLoss(), True),
+        (nn.BCEWithLogitsLoss(), True),
+        (nn.BCELoss(), False),  # probabilities, not logits
+        (nn.MultiLabelMarginLoss(), False),
+        (Focal(), True),
+        (OfParts(), False),
+    ],
+    ids=named,
+)
+def test_accuracy_is_measured_and_classes_predicted_where_the_output_is_a_score_for_each(
+    loss: Any, scores: bool
+) -> None:
+    assert labels_of(loss).scores is scores
+    assert metrics_for(None, loss) == (("accuracy",) if scores else ())
 
 
 def test_every_loss_that_has_a_name_says_what_it_takes() -> None:

@@ -218,7 +218,8 @@ def _known(given: object) -> tuple[str, Labels | None]:
         return given, _NAMED.get(given)
     for kind, taken in _MODULES.items():
         if isinstance(given, kind):
-            return type(given).__name__, taken
+            changed = type(given).forward is not kind.forward  # it may take another output than torch's own does
+            return type(given).__name__, replace(taken, scores=taken.scores and not changed)
     for function, taken in _FUNCTIONS:  # by identity: a callable need not be hashable
         if given is function:
             return function.__name__, taken

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -116,7 +117,10 @@ class Objective:
             return found
         except (IndexError, RuntimeError):
             if label is not None and isinstance(output, Tensor):
-                self._labels.measured(tuple(output.shape[1:])).refuse_wrong("the label column, in one batch,", label)
+                with contextlib.suppress(RuntimeError):  # a tensor under vmap has no values to show
+                    self._labels.measured(tuple(output.shape[1:])).refuse_wrong(
+                        "the label column, in one batch,", label
+                    )
             raise
 
     def total(self, output: Any, label: Tensor | None, weight: Tensor | None, num_rows: int) -> tuple[float, float]:
