@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import logging
 import os
+import stat
 import time
 from collections.abc import Callable, Sequence
+from io import FileIO
 from typing import Any
 
 import fsspec
@@ -86,7 +89,7 @@ class _Lines:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - open for as long as the run lasts
+        self._file = _own_file(path)
         self._waiting = b""
         if self._file.seek(0, os.SEEK_END):
             self._file.seek(-1, os.SEEK_END)
@@ -109,6 +112,17 @@ class _Lines:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _own_file(path: str) -> FileIO:
+    """A file to append to. A link in a folder that somebody else has made could lead to any file of the user's."""
+    descriptor = os.open(
+        path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666
+    )
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no plain file", path)
+    return FileIO(descriptor, "a+b")
 
 
 def _say(event: Event) -> None:

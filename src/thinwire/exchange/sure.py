@@ -18,7 +18,7 @@ import reprlib
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from thinwire.engine.clock import Time
 from thinwire.engine.headers import are_marks, is_count
@@ -194,7 +194,8 @@ class SureHub:
         return found
 
     def _take(self, message: Message) -> list[Message]:
-        worker, attempt = message.sender, message.header.get("a")
+        attempt: Any = message.header.get("a")
+        worker = message.sender
         if not is_count(attempt):
             raise ProtocolError(f"{attempt!r} is no number of an attempt")
         channel = self._channel(worker, attempt)
