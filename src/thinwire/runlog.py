@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import logging
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from io import FileIO
 from typing import Any
 
 import fsspec
@@ -41,7 +44,7 @@ class RunLog:
             if "file" in filesystem.protocol:
                 try:
                     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-                    self._file = _Lines(open(path, "a+b", buffering=0), path)  # noqa: SIM115 - as long as the run lasts
+                    self._file = _Lines(_own_file(path), path)
                 except OSError as error:
                     raise ConfigError(
                         f"out = {out!r} cannot be written to ({error.strerror}: {error.filename!r}); it must be "
@@ -117,6 +120,17 @@ class _Lines:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _own_file(path: str) -> FileIO:
+    """A file to append to. A link in a folder that somebody else has made could lead to any file of the user's."""
+    descriptor = os.open(
+        path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666
+    )
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no plain file", path)
+    return FileIO(descriptor, "a+b")
 
 
 def _say(event: Event) -> None:

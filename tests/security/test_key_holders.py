@@ -12,6 +12,7 @@ import zmq
 
 from tests.unit.test_coordinator import Script
 from thinwire import events
+from thinwire.engine.allowance import BURST
 from thinwire.engine.coordinator import Coordinator
 from thinwire.engine.deadlines import Deadlines
 from thinwire.engine.greeting import hello
@@ -146,3 +147,28 @@ def test_the_forms_among_workers_are_those_of_true_messages_and_of_no_others() -
             assert is_among_workers(without) == ((kind, name) in OPTIONAL), (kind, name)
             assert sum(is_among_workers(header | {name: value}) for value in strange) <= 3, (kind, name)
     assert not is_among_workers({"t": "gift", "g": 1, "a": 0})
+
+
+def test_a_flood_of_events_and_reports_is_cut_off_and_the_run_completes() -> None:
+    script, log = Script(farewell_s=0.0), list[events.Event]()
+    told = {"worker": 0, "attempt": 0, "generation": 1, "landed": 3, "digest": "d"}
+    header = {"t": "event", "a": 0, "kind": "rejoined", "fields": told}
+
+    def flood(number: int, attempt: int, said: dict[str, Any], payload: memoryview | None = None) -> None:
+        answer(number, attempt, said, payload)
+        if said["t"] == "commit":
+            inbox.extend([Message(0, header, None)] * (BURST + 5_000))
+
+    answer, inbox, receive = script.send, list[Message](), script.receive
+
+    def heard(timeout_s: float) -> list[Message]:
+        found = [*receive(timeout_s), *inbox]
+        inbox.clear()
+        return found
+
+    script.send, script.receive = flood, heard  # type: ignore[method-assign]
+    policy = Policy(1, deadlines=Deadlines(settle_s=0.0), min_workers=0)
+    outcome = Coordinator(script, script, policy, emit=log.append, time=script).run()
+    assert sum(isinstance(event, events.Rejoined) for event in log) == BURST
+    assert outcome.refused == 5_000
+    assert outcome.reason == "all rows done"

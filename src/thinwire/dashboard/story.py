@@ -10,6 +10,8 @@ from thinwire.dashboard.series import Mark, Series
 
 TICK_S = 1.0
 MOST_MARKS, MOST_DEATHS = 200, 1000
+MOST_ROWS = 4096
+"""Workers, and fragments: a log that names more was made to harm."""
 RARE = ("lost", "failed", "reborn", "resumed", "hurts", "ended")
 LANE_POINTS, MOST_COUNT = 360, 1 << 63
 FRESH = 0.2
@@ -179,7 +181,10 @@ class Story:
         self.head |= {"codec": event.get("codec"), "fragments": event.get("fragments"), "round": event.get("round")}
         if event.get("fragment") is None:
             return
-        seen = self.fragments.setdefault(int(event["fragment"]), {})
+        fragment = int(event["fragment"])
+        if fragment not in self.fragments and len(self.fragments) >= MOST_ROWS:
+            raise ValueError(f"fragment {fragment} is one too many for a page")
+        seen = self.fragments.setdefault(fragment, {})
         for name in ("late", "period"):
             if event.get(name) is not None:
                 before = seen.get(name, float(event[name]))
@@ -222,7 +227,10 @@ class Story:
     # -- parts ------------------------------------------------------------------------------------------------------
 
     def _row(self, event: dict[str, Any], now: float) -> WorkerRow:
-        row = self.workers.setdefault(int(event["worker"]), WorkerRow(int(event["worker"])))
+        worker = int(event["worker"])
+        if worker not in self.workers and len(self.workers) >= MOST_ROWS:
+            raise ValueError(f"worker {worker} is one too many for a page")
+        row = self.workers.setdefault(worker, WorkerRow(worker))
         row.seen = row.seen or now
         return row
 

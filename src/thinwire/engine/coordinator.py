@@ -10,6 +10,7 @@ from typing import Any
 from thinwire import events
 from thinwire.engine import failures, headers
 from thinwire.engine.absent import Absent
+from thinwire.engine.allowance import Allowance
 from thinwire.engine.clock import REAL, Time
 from thinwire.engine.ending import Ending
 from thinwire.engine.greeting import check_hello
@@ -66,6 +67,7 @@ class Coordinator:
         self.ledger = Ledger(self._emit)
         self._ending = Ending(policy.group_size)
         self._absent = Absent(policy.workers, policy.deadlines.rejoin_s)
+        self._allowance = Allowance()
         self._gone: set[tuple[int, int]] = set()
         self._parting: dict[Exit, float] = {}
         self._pending_stop: str | None = None
@@ -117,6 +119,9 @@ class Coordinator:
             seat.last_seen, seat.suspect_since = now, None
             if message.payload is not None:
                 self._hub.send(worker, seat.attempt, {"t": "pong"})
+        if not self._allowance.takes(worker, header["t"], now=now):
+            self._refuse(worker, header)
+            return
         getattr(self, f"_on_{header['t']}")(worker, header, message.payload, now)
 
     def _refuse(self, worker: int, header: Header) -> None:
