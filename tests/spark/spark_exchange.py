@@ -26,6 +26,24 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
 
+class Overflowing(torch.optim.SGD):
+    """Worker 1's fifth step overflows: its generator has a seed of its own."""
+
+    steps = 0
+
+    def step(self, closure: Any = None) -> Any:
+        found = super().step(closure)
+        self.steps += 1
+        if self.steps == 5 and torch.initial_seed() == 1_000_004:
+            with torch.no_grad():
+                next(iter(self.param_groups[0]["params"])).view(-1)[0] = float("inf")
+        return found
+
+
+def overflowing(parameters: Any) -> torch.optim.Optimizer:
+    return Overflowing(parameters, lr=0.05)
+
+
 class Slow(nn.Module):
     """Steps that take as long as a network's."""
 
@@ -142,6 +160,11 @@ def main() -> None:
     said["differs"] = max(float((a - b).detach().abs().max()) for a, b in pairs)
     said["ports"] = [(pid, command[:200], processes().get(pid, (0, ""))[0]) for pid, command in ports]
     said["commands"] = {pid: command[:60] for pid, (_, command) in processes().items()}
+    flaws: list[Any] = []
+    kept = lambda event: flaws.append(vars(event)) if isinstance(event, events.NonFinite) else None  # noqa: E731
+    flawed = fit(tw.SparkNet(period=5), epochs=1, optimizer=overflowing, callbacks=[kept])
+    said["flawed"], said["flaws"] = flawed.summary, flaws
+    said["flawed_is_finite"] = all(bool(p.isfinite().all()) for p in flawed.model.parameters())
     said["mpca"] = fit(tw.MPCA(), model=Slow, epochs=12).summary
     relay = fit(tw.Relay(quorum=1.0), model=Slow, epochs=12)
     said["relay"] = relay.summary

@@ -46,6 +46,14 @@ def test_sparknet_trains_and_comes_to_what_it_comes_to_on_a_mesh(said: dict[str,
     assert said["differs"] < 1e-4, "the same rows, steps and means, summed in another order"
 
 
+def test_a_contribution_that_is_not_finite_is_left_out_and_told(said: dict[str, Any]) -> None:
+    assert said["flawed"]["complete"]
+    assert said["flawed_is_finite"]
+    assert {flaw["worker"] for flaw in said["flaws"]} == {1}
+    assert {"contribution", "parameters"} <= {flaw["what"] for flaw in said["flaws"]}
+    assert said["flawed"]["nonfinite"] == sum(flaw["times"] for flaw in said["flaws"])
+
+
 def test_mpca_trains_with_its_fragments_in_flight(said: dict[str, Any]) -> None:
     summary = said["mpca"]
     assert summary["complete"]
