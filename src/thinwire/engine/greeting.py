@@ -13,7 +13,7 @@ from thinwire.errors import ProtocolError
 if TYPE_CHECKING:
     from thinwire.engine.ports import Header
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Of all messages of a run. It grows with every change that an older thinwire would misunderstand, and only here."""
 
 _log = logging.getLogger("thinwire.engine")

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from thinwire.engine.snapshot import Snapshot
 from thinwire.errors import DivergedError
+from thinwire.replicas.flaws import Flaw, forget_not_finite
 from thinwire.rules.finite import count_not_finite, is_finite
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class NonFinite:
             self.start_anew(str(flaw or "a worker of its group computed values that are not finite"))
         return False
 
-    def _drop(self, flaw: Any) -> None:
+    def _drop(self, flaw: Flaw) -> None:
         if self._worker.plan.on_nonfinite == "stop":
             raise DivergedError(str(flaw))
         self.tell(flaw.what, flaw.values, step=flaw.step)
@@ -214,7 +215,7 @@ class NonFinite:
         self.restore_buffers()
         if not worker.replica.is_finite:
             self.start_anew(str(owed or f"the parameters were not finite any more after step {worker.meter.steps}"))
-        if values := worker.replica.forget_not_finite():
+        if values := forget_not_finite(worker.replica.optimizer):
             self.tell("optimizer state", values, step=worker.meter.steps)
 
     # -- telling ----------------------------------------------------------------------------------------------------

@@ -93,15 +93,19 @@ def _sums() -> Iterator[tuple[str, str, Act, Act]]:
             assert summed.sum(0, parts) is not None
 
         def plain(summed: Round = summed, parts: Any = parts) -> None:
-            with mock.patch.object(Round, "_is_finite", lambda self, index, packed: True):
+            with mock.patch.object(Round, "_is_finite", _unlooked):
                 summed.sum(0, parts)
 
         yield f"a sum of {WORKERS} at its owner", f"{name}, {size:,} numbers", checked, plain
 
 
+def _unlooked(*args: object) -> bool:
+    return True
+
+
 @contextlib.contextmanager
 def _unchecked() -> Iterator[None]:
-    with mock.patch.object(joint, "is_finite", lambda values: True):
+    with mock.patch.object(joint, "is_finite", _unlooked):
         yield
 
 
