@@ -11,12 +11,14 @@ import pytest
 
 import thinwire as tw
 from thinwire.cli.main import main
-from thinwire.engine import absent, ending, membership, saves, worker
-from thinwire.exchange import mesh, sure
+from thinwire.engine import absent, ending, joint, membership, nonfinite, publishing, saves, worker
+from thinwire.exchange import mesh, round, sure
 from thinwire.exchange.table import server
+from thinwire.replicas import TorchReplica
+from thinwire.rules.compression import Codec
 from thinwire.strategies import STRATEGIES, name_of
 from thinwire_lab.schedules import Schedule, play
-from thinwire_lab.schedules.draw import MENU
+from thinwire_lab.schedules.draw import MENU, NAN_FROM
 from thinwire_lab.schedules.many import play_all
 
 SLICES = 8
@@ -28,6 +30,14 @@ def test_whatever_goes_wrong_what_must_hold_holds(part: int) -> None:
     tally = play_all(range(part * SLICE, (part + 1) * SLICE), jobs=1)
     assert tally.played == SLICE
     assert not tally.failed, [(verdict.replay, verdict.what[:300]) for verdict in tally.failed]
+
+
+def test_what_is_not_finite_is_in_no_model_that_landed_and_in_no_checkpoint() -> None:
+    drawn = [Schedule.draw(seed) for seed in range(NAN_FROM, NAN_FROM + 2 * SLICE)]
+    failed = [
+        (v.replay, v.what[:300]) for v in (play(schedule) for schedule in drawn if schedule.group_size == 1) if not v.ok
+    ]
+    assert not failed
 
 
 def test_two_processes_play_what_one_plays() -> None:
@@ -216,6 +226,15 @@ def one_who_died_at_the_end_is_missed(patch: Any) -> None:
     patch.setattr(absent.Absent, "done", property(lambda self: set(), lambda self, value: None), raising=False)
 
 
+def numbers_are_not_looked_at(patch: Any) -> None:
+    """A worker takes every step, and an exchange merges every mean."""
+    patch.setattr(nonfinite.NonFinite, "takes", lambda self, loss: True)
+    patch.setattr(TorchReplica, "is_finite", True)
+    patch.setattr(Codec, "is_finite", lambda self, packed, count: True)
+    for module in (nonfinite, joint, round, publishing):
+        patch.setattr(module, "is_finite", lambda values: True)
+
+
 PLANTED: dict[Callable[[Any], None], tuple[str | None, range]] = {
     no_memory_of_what_was_merged: ("table, eventual", range(60)),
     nobody_is_ever_behind: ("sparknet", range(60)),
@@ -226,6 +245,7 @@ PLANTED: dict[Callable[[Any], None], tuple[str | None, range]] = {
     who_comes_too_late_is_taken_in: (None, range(1975, 1985)),
     checkpoints_are_committed_early: (None, range(60)),
     one_who_died_at_the_end_is_missed: (None, range(100)),
+    numbers_are_not_looked_at: ("sparknet", range(NAN_FROM, NAN_FROM + 40)),
 }
 
 

@@ -17,7 +17,7 @@ from thinwire.strategies.registry import STRATEGIES
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src" / "thinwire").rglob("*.py"))
-LONGEST = 400
+LONGEST = 450
 UNPICKLERS = {"pickle.loads", "cloudpickle.loads", "dill.loads", "marshal.loads", "torch.load", "pickle.load"}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import socket
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -258,7 +259,9 @@ def test_a_callback_can_end_the_run() -> None:
     assert result.summary["epochs"] < 500
 
 
-def test_a_loss_that_is_not_finite_names_worker_and_step_and_keeps_the_checkpoint(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_is_left_out_or_names_worker_and_step_and_keeps_the_checkpoint(
+    tmp_path: Path,
+) -> None:
     def poisoned(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         loss = nn.functional.cross_entropy(output, label)
         poisoned.calls = getattr(poisoned, "calls", 0) + 1  # type: ignore[attr-defined]
@@ -266,10 +269,18 @@ def test_a_loss_that_is_not_finite_names_worker_and_step_and_keeps_the_checkpoin
 
     with pytest.raises(DivergedError, match=r"worker \d on .*loss became nan at step \d+.*last good checkpoint is"):
         fit_digits(
-            tw.SparkNet(period=5), 2, epochs=50, loss=poisoned, metrics=(), out=str(tmp_path), checkpoint_every=5
-        )
+            tw.SparkNet(period=5), 2, epochs=50, loss=poisoned, metrics=(), out=str(tmp_path), checkpoint_every=5,
+            on_nonfinite="stop",
+        )  # fmt: skip
     again = fit_digits(tw.SparkNet(period=5), 2, epochs=2, metrics=(), resume=str(tmp_path))
     assert math.isfinite(again.summary["val_loss"])
+    told: list[Any] = []
+    result = fit_digits(tw.SparkNet(period=5), 2, epochs=4, loss=poisoned, metrics=(), callbacks=[told.append])
+    assert result.summary["complete"]
+    assert all(value.isfinite().all() for value in result.model.state_dict().values())
+    flaws = [event for event in told if isinstance(event, events.NonFinite)]
+    assert sorted((event.worker, event.what, event.times) for event in flaws) == [(0, "loss", 1), (1, "loss", 1)]
+    assert {event.host for event in flaws} == {socket.gethostname()}
 
 
 def test_a_workers_traceback_reaches_the_caller_whole() -> None:

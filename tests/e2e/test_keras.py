@@ -64,6 +64,36 @@ same = bool(torch.equal(again(x), module(x))) and bool(torch.equal(copy.deepcopy
 print(json.dumps({"apart": max(apart), "same": same}))
 """
 
+FLAWED = """
+import json, torch
+import thinwire as tw
+from thinwire import events
+
+def network():
+    import keras
+    layers = keras.layers
+    return keras.Sequential([keras.Input((1, 8, 8)), layers.Flatten(), layers.Dense(16, activation="relu"),
+                             layers.BatchNormalization(), layers.Dense(10)])
+
+class Overflowing(torch.optim.SGD):
+    steps = 0
+
+    def step(self, closure=None):
+        found = super().step(closure)
+        self.steps += 1
+        if self.steps == 5 and torch.initial_seed() == 1_000_004:  # worker 1's
+            with torch.no_grad():
+                self.param_groups[0]["params"][0].view(-1)[0] = float("inf")
+        return found
+
+told = []
+run = tw.fit(network, "digits", inputs=["pixels"], strategy=tw.Relay(), batch_size=32, steps=20, validation=0.2,
+             optimizer=lambda p: Overflowing(p, lr=0.05), cluster=tw.Local(workers=2), progress=False,
+             callbacks=[lambda e: told.append([e.worker, e.what]) if isinstance(e, events.NonFinite) else None])
+finite = all(bool(v.isfinite().all()) for v in run.model.state_dict().values())
+print(json.dumps({"complete": run.summary["complete"], "finite": finite, "told": told}))
+"""
+
 
 def run(code: str, backend: str, tmp_path: Path, timeout_s: float = 1700) -> dict[str, object]:
     needed = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}[backend]
@@ -85,6 +115,15 @@ def test_gradients_are_those_of_the_same_network_in_torch(backend: str, tmp_path
     found = run(GRADIENTS, backend, tmp_path)
     assert found["same"]
     assert float(str(found["apart"])) < 1e-4
+
+
+def test_a_keras_model_that_overflows_at_one_worker_starts_again_there(tmp_path: Path) -> None:
+    found = run(FLAWED, "jax", tmp_path)
+    assert found["complete"]
+    assert found["finite"]
+    told = [tuple(each) for each in found["told"]]  # type: ignore[attr-defined]
+    assert {worker for worker, _ in told} == {1}
+    assert "parameters" in {what for _, what in told}
 
 
 @pytest.mark.long

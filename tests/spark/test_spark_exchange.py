@@ -45,6 +45,24 @@ class Slow(nn.Module):
         return self.layer(x)
 
 
+class Overflowing(torch.optim.SGD):
+    """Worker 1's fifth step overflows: its generator has a seed of its own."""
+
+    steps = 0
+
+    def step(self, closure: Any = None) -> Any:
+        found = super().step(closure)
+        self.steps += 1
+        if self.steps == 5 and torch.initial_seed() == 1_000_004:
+            with torch.no_grad():
+                next(iter(self.param_groups[0]["params"])).view(-1)[0] = float("inf")
+        return found
+
+
+def overflowing(parameters: Any) -> torch.optim.Optimizer:
+    return Overflowing(parameters, lr=0.05)
+
+
 class Books:
     """What a run's own ends have come to: broadcasts, and rounds that were settled on their machine."""
 
@@ -129,6 +147,17 @@ def test_sparknet_comes_to_what_it_comes_to_on_a_mesh_and_only_spark_s_own_ports
     for port in ports - before:
         command = commands.get(port.pid, "")
         assert "java" in command.split("\0")[0] or "pyspark.daemon" in command, f"{port} listens: {command}"
+
+
+def test_a_contribution_that_is_not_finite_is_left_out_and_told(frame: Any) -> None:
+    flaws: list[events.NonFinite] = []
+    keep = lambda event: flaws.append(event) if isinstance(event, events.NonFinite) else None  # noqa: E731
+    run = fit(tw.SparkNet(period=5), data=frame, epochs=1, optimizer=overflowing, callbacks=[keep])
+    assert run.summary["complete"]
+    assert all(bool(p.isfinite().all()) for p in run.model.parameters())
+    assert {flaw.worker for flaw in flaws} == {1}
+    assert {"contribution", "parameters"} <= {flaw.what for flaw in flaws}
+    assert run.summary["nonfinite"] == sum(flaw.times for flaw in flaws)
 
 
 def test_mpca_trains_with_its_fragments_in_flight(frame: Any) -> None:

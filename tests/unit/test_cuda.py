@@ -66,7 +66,7 @@ def test_a_loss_that_is_not_finite_is_found_on_a_gpu_too() -> None:
         loss = torch.nn.functional.cross_entropy(output, label)
         return loss * float("nan") if calls[0] == 20 else loss
 
-    with pytest.raises(DivergedError, match="at step 20"):
+    with pytest.raises(DivergedError, match="at step 20"):  # found some steps later: there is nothing to go back to
         tw.fit(
             cnn8,
             "digits",

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from thinwire.engine.ports import COORDINATOR
 from thinwire.exchange.spark.box import boxes, machine, path_of
@@ -137,6 +138,33 @@ def test_a_round_whose_members_are_all_here_is_settled_here(wire: SparkWire, lin
         assert np.array_equal(np.frombuffer(found.payload, np.float32), np.full(LONG, 5, np.float32))
     again, _ = visit(wire, members=members)
     assert again["0.1"]["letters"][0][2]["t"] == "settled", "nobody has acknowledged it: the next visit does the same"
+
+
+@pytest.mark.parametrize("packing", ["float32", "int8", "bfloat16"])
+@pytest.mark.parametrize("at_home", [True, False])
+def test_a_contribution_that_is_not_finite_is_left_out_on_its_machine_and_told(
+    wire: SparkWire, links: list[SparkLink], packing: str, at_home: bool
+) -> None:
+    members = Members(3, {"0.1": 0, "1.7": 1}) if at_home else NOBODY
+    flawed = torch.ones(LONG)
+    flawed[7] = float("nan")
+    for link, values in zip(links, (flawed, torch.full((LONG,), 6.0)), strict=True):
+        packed = memoryview(bytearray(codec(packing).encode(values).numpy().tobytes()))
+        link.send(COORDINATOR, launched("train:4", 1.0, packing=packing), packed)
+    told, frames = visit(wire, members=members)
+    mine, other = (told[name]["letters"][0] for name in ("0.1", "1.7"))
+    assert mine[2]["x"] == (256 if packing == "int8" else 1)
+    assert mine[3] is None
+    assert "x" not in other[2]
+    if at_home and packing == "float32":
+        (found,) = links[1].receive(0.1)
+        assert found.header["x"] == [0]
+        assert np.array_equal(np.frombuffer(found.payload, np.float32), np.full(LONG, 6, np.float32))
+    else:
+        assert mine[2]["w"] == 0.0
+        assert len(frames) == 1
+        given = torch.frombuffer(bytearray(frames[0]), dtype=torch.uint8)
+        assert torch.allclose(codec(packing).decode(given, LONG), torch.full((LONG,), 6.0), atol=0.1)
 
 
 @pytest.mark.parametrize("members", [Members(4, {"0.1": 0, "1.7": 1}), Members(3, {"0.1": 0, "1.7": 1, "2.0": 2})])

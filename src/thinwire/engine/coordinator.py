@@ -30,6 +30,8 @@ TURN_S = 0.25
 MOST_LOGGED = 8
 FAREWELL_S = 0.8
 """A worker's last word may be heard after its end is seen, when the run is ending."""
+LAST_COMMIT_S = 5.0
+"""How long a run that has diverged waits for the checkpoint that it is to be gone on with from."""
 BEFORE_A_SEAT = ("join", "fetch")
 """What a worker may say without one."""
 _log = logging.getLogger("thinwire.engine")
@@ -307,10 +309,9 @@ class Coordinator:
         self._act(decisions)
 
     def _save_no_more(self) -> None:
-        """The run has diverged: nothing is saved any more, and what was begun is the last good checkpoint."""
+        """The run has diverged: what is whole by now is committed, so that the error names it, and nothing later is."""
+        self.settle(LAST_COMMIT_S)
         self._saves.stop()
-        for event in self._saves.ended(self._policy.deadlines.conclude_s):
-            self._emit(self.outcome.heed(event))
 
     def _check_progress(self, *, over: bool) -> None:
         """Ends a run in which no worker gets on."""

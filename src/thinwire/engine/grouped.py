@@ -39,6 +39,8 @@ class Said(NamedTuple):
     """These five are `Held`."""
     rows: float
     """Done so far."""
+    flawed: float
+    """Whether its parameters are not finite."""
     asked_by: float
     """The group of the peer that asks for the joint state; below 0 for none."""
     concludes: float
@@ -259,6 +261,8 @@ class GroupWorker(Worker):
             batch = next(feed, None) if self._goes_on() else None
             told = [Said(*each[2:]) for each in self.replica.meet(batch, *self._words(batch))]
             self._in_step = sum(int(n) for n, said in zip(self._crew.rows, told, strict=True) if said.has_rows)
+            if any(said.flawed for said in told):
+                self.nonfinite.start_anew("its parameters were not finite any more")
             if not self._in_step or any(said.stops for said in told):
                 break
             self._act(told)
@@ -322,6 +326,7 @@ class GroupWorker(Worker):
             stops=self._stopping,
             **self.publisher.held._asdict(),
             rows=self.meter.rows,
+            flawed=not self.replica.is_finite,
             asked_by=self._asked_by,
             concludes=self._concludes(),
             others_steps=len(self._held),

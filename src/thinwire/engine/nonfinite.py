@@ -14,6 +14,7 @@ from torch import Tensor
 
 from thinwire.engine.snapshot import Snapshot
 from thinwire.errors import DivergedError
+from thinwire.replicas.flaws import Flaw, forget_not_finite
 from thinwire.rules.finite import count_not_finite, is_finite
 
 if TYPE_CHECKING:
@@ -106,10 +107,10 @@ class NonFinite:
         bad = not replica.is_finite
         (anew,) = replica.agree(bad or self._row % ANEW_AFTER == 0 or self._anew)
         if anew:
-            self._start_anew(str(flaw or "a worker of its group computed values that are not finite"))
+            self.start_anew(str(flaw or "a worker of its group computed values that are not finite"))
         return False
 
-    def _drop(self, flaw: Any) -> None:
+    def _drop(self, flaw: Flaw) -> None:
         if self._worker.plan.on_nonfinite == "stop":
             raise DivergedError(str(flaw))
         self.tell(flaw.what, flaw.values, step=flaw.step)
@@ -129,7 +130,7 @@ class NonFinite:
         if self._worker.plan.group_size > 1:
             self._anew = True  # at the group's next step, together
         elif not self._worker.replica.is_finite:
-            self._start_anew("its contribution was not finite")
+            self.start_anew("its contribution was not finite")
 
     def without(self, round: int) -> None:
         """A round that this worker gives nothing to, since its step was not taken."""
@@ -137,14 +138,16 @@ class NonFinite:
 
     # -- starting again ---------------------------------------------------------------------------------------------
 
-    def _start_anew(self, why: str) -> None:
-        """The replica takes the joint model, and its optimizer forgets, as a newcomer's does."""
+    def start_anew(self, why: str) -> None:
+        """The replica takes the joint model, as a newcomer does, and its optimizer forgets; all of a group together."""
         worker = self._worker
         self._anew = False
         bad = not worker.replica.is_finite
-        if worker.alone or worker.gradients or worker.joint.model is None:
+        if worker.alone or worker.strategy.replicated or worker.joint.model is None:
             if bad:
                 raise DivergedError(f"{why}, and there is no other replica to start again from")
+            return
+        if worker.gradients and not bad:  # servers step
             return
         if bad:
             self.tell("parameters", count_not_finite(worker.replica.vector.detach()), step=worker.meter.steps)
@@ -211,8 +214,8 @@ class NonFinite:
             self.score, self._row = self.score + PER_DROP, self._row + 1
         self.restore_buffers()
         if not worker.replica.is_finite:
-            self._start_anew(str(owed or f"the parameters were not finite any more after step {worker.meter.steps}"))
-        if values := worker.replica.forget_not_finite():
+            self.start_anew(str(owed or f"the parameters were not finite any more after step {worker.meter.steps}"))
+        if values := forget_not_finite(worker.replica.optimizer):
             self.tell("optimizer state", values, step=worker.meter.steps)
 
     # -- telling ----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from thinwire.errors import ConfigError
 from thinwire.parameters import Buffers, FlatParameters
 from thinwire.replicas.algorithms import Algorithm, BackPropagation, Memory
+from thinwire.replicas.flaws import Flaw, flaw_of
 from thinwire.replicas.keras import KerasModule, is_keras
 from thinwire.replicas.objectives import (
     Loss,
@@ -31,7 +32,7 @@ from thinwire.replicas.objectives import (
 from thinwire.replicas.owed import Owed
 from thinwire.replicas.schedules import Asked, begun, go_on, plain, position, resume
 from thinwire.replicas.searches import needs_closure
-from thinwire.rules.finite import are_finite, count_not_finite, is_finite
+from thinwire.rules.finite import is_finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,20 +62,6 @@ class TrainSpec:
     precision: Literal["float32", "bfloat16"] = "float32"
     device: str = "auto"
     seed: int = 0
-
-
-class Flaw(NamedTuple):
-    """Something of a step that is not finite."""
-
-    what: str
-    values: int
-    step: int
-    loss: float = 0.0
-
-    def __str__(self) -> str:
-        if self.what == "loss":
-            return f"the loss became {self.loss} at step {self.step}"
-        return f"{self.values} values of the {self.what} became infinite or no number at step {self.step}"
 
 
 PIECE_BYTES = 8 << 20
@@ -224,13 +211,8 @@ class TorchReplica:
         owed = self._owed.bad()
         if owed is not None:
             return Flaw("loss", 1, *owed)
-        if not math.isfinite(loss):
-            return Flaw("loss", 1, self.steps + 1, loss)
-        if self.device.type == "cpu":
-            grads = [p.grad for p in self.parameters.tensors if p.grad is not None]
-            made = [g._values() if g.is_sparse else g for g in grads]
-            if not are_finite(made):
-                return Flaw("gradient", sum(map(count_not_finite, made)), self.steps + 1)
+        if self.device.type == "cpu" or not math.isfinite(loss):
+            return flaw_of(self.steps + 1, loss, self.parameters.tensors)
         return None
 
     def owed_flaw(self) -> Flaw | None:
@@ -251,19 +233,6 @@ class TorchReplica:
         """Forgets what the optimizer has learnt, as a replica does that starts from the joint model."""
         self.optimizer.state.clear()
         self._memory = {k: v for k, v in self._memory.items() if not isinstance(v, Tensor)}
-
-    def forget_not_finite(self) -> int:
-        """Forgets what the optimizer has learnt of a parameter where that is not finite; returns how many values."""
-        found = 0
-        for parameter in list(self.optimizer.state):
-            kept = self.optimizer.state[parameter].values()
-            moments = [
-                v for v in kept if isinstance(v, Tensor) and v.shape == parameter.shape and v.is_floating_point()
-            ]
-            if not are_finite(moments):
-                found += sum(map(count_not_finite, moments))
-                del self.optimizer.state[parameter]
-        return found
 
     def finish(self) -> None:
         """Returns once a device has done what was asked of it."""

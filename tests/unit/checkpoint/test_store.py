@@ -452,6 +452,29 @@ def test_several_in_a_row_may_be_damaged_and_none_may_be_left(local: CheckpointS
     assert set(local.newest_whole()[1]) == {"step-1", "step-2", "step-3"}
 
 
+def test_one_that_is_whole_may_be_passed_over_for_another_reason(local: CheckpointStore) -> None:
+    first, _ = save(local, "step-1", 1), save(local, "step-2", 2)
+    found, passed = local.newest_whole(lambda manifest: "it is not finite" if manifest.step == 2 else "")
+    assert found == first
+    assert passed == {"step-2": "it is not finite"}
+
+
+def test_what_nobody_can_go_on_from_counts_for_nothing_and_is_removed(local: CheckpointStore) -> None:
+    good = [save(local, f"step-{step}", step).name for step in (1, 2)]
+    bad = [save(local, f"step-{step}", step).name for step in (3, 4)]
+    local.prune(keep=2, unfit=bad)
+    assert [manifest.name for manifest in local.manifests()] == good
+    again = save(local, "step-3", 3).name
+    local.prune(keep=1, unfit=good[:1])
+    assert [manifest.name for manifest in local.manifests()] == [again]
+
+
+def test_the_last_one_is_not_removed_though_nobody_can_go_on_from_it(local: CheckpointStore) -> None:
+    only = save(local, "step-1", 1).name
+    local.prune(keep=1, unfit=[only])
+    assert [manifest.name for manifest in local.manifests()] == [only]
+
+
 def test_a_manifest_without_a_digest_is_one_of_the_first_versions(local: CheckpointStore, tmp_path: Path) -> None:
     manifest = save(local, "step-1", 1)
     path = tmp_path / "step-1" / "manifest.json"

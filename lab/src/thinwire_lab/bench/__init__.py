@@ -14,6 +14,7 @@ BENCHES = {
     "dashboard": "dashboard",
     "deaths": "deaths",
     "exchange": "exchange",
+    "finite": "finite",
     "forecast": "forecast",
     "ingest": "frames",
     "overhead": "overhead",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from thinwire.cluster.simulated import Fault
 from thinwire.cluster.simulated.cluster import Kind
@@ -60,6 +60,9 @@ UNGROUPED = ("table on the driver",)
 """Strategies that no placement goes with."""
 HARSH = 0.15
 """Share of schedules in which nobody is spared, so that a run may be lost with all who hold its model."""
+NAN_FROM, GROUPED, OFTEN = 300_000, 0.3, (0.1, 0.3, 1.0)
+"""From this seed on, workers come to numbers that are not finite, in such a share of their steps; in that share of
+schedules replicas span groups."""
 MESSAGES: tuple[Kind, ...] = ("lose", "repeat", "shuffle")
 STORES_S, SLOWER_S = (0.0, 0.0, 0.02, 0.3, 1.0, 2.5), 8.0
 """What a store may take to write a part of a checkpoint."""
@@ -87,8 +90,15 @@ class Schedule:
     def draw(cls, seed: int, only: str | None = None) -> Schedule:
         """The schedule of a seed; `only` replaces the strategy that it would have."""
         chance = random.Random(f"thinwire {seed}")
-        if seed >= GROUPS_FROM:
-            return cls._of_groups(seed, chance, only)
+        if seed >= NAN_FROM:
+            made = (cls._of_groups if chance.random() < GROUPED else cls._of_workers)(seed, chance, only)
+            flaws = [_flaw(chance, made.workers) for _ in range(chance.choice((1, 1, 2, 3)))]
+            return replace(made, faults=(*made.faults, *flaws))
+        return (cls._of_groups if seed >= GROUPS_FROM else cls._of_workers)(seed, chance, only)
+
+    @classmethod
+    def _of_workers(cls, seed: int, chance: random.Random, only: str | None) -> Schedule:
+        """One worker is spared, unless the schedule is harsh."""
         name = chance.choice(list(MENU))
         workers, revives, harsh = chance.choice((2, 3, 3, 4)), chance.random() < 0.4, chance.random() < HARSH
         spared = frozenset(() if harsh else (chance.randrange(workers),))
@@ -188,10 +198,19 @@ def _weather(chance: random.Random, workers: int) -> Fault:
     return Fault(kind=kind, worker=chance.randrange(workers), at_s=at_s, seconds=seconds, share=share)
 
 
+def _flaw(chance: random.Random, workers: int) -> Fault:
+    at_s, seconds = round(chance.uniform(0.0, WINDOW_S), 3), round(chance.uniform(0.1, 1.0), 3)
+    return Fault(
+        kind="nan", worker=chance.randrange(workers), at_s=at_s, seconds=seconds, share=chance.choice(OFTEN)
+    )  # fmt: skip
+
+
 def _told(fault: Fault) -> str:
     whom = f"{fault.at_s:6.3f} s  {fault.kind} worker {fault.worker}"
     if fault.kind == "part":
         whom += f" from {'the driver' if fault.other is None else f'worker {fault.other}'}"
     elif fault.kind in MESSAGES:
         whom += f"'s messages, {fault.share:.0%}"
+    elif fault.kind == "nan":
+        whom += f" in {fault.share:.0%} of its steps"
     return f"{whom}, {fault.seconds:g} s"

@@ -20,8 +20,9 @@ import thinwire
 from thinwire.checkpoint import CheckpointStore
 from thinwire.cluster.simulated import Simulated
 from thinwire.engine.deadlines import Deadlines
+from thinwire.engine.nonfinite import why_unfit
 from thinwire.engine.ports import FINAL
-from thinwire.errors import LostWorkersError, ThinwireError
+from thinwire.errors import DivergedError, LostWorkersError, ThinwireError
 from thinwire_lab.schedules.draw import EPOCHS, MENU, STEP_S, Schedule
 from thinwire_lab.schedules.tokens import Ledger, TokenPart, TokenReplica, loss
 from thinwire_lab.schedules.witness import BrokenInvariantError, Witness
@@ -54,7 +55,7 @@ class Verdict:
     name: str
     ok: bool
     what: str
-    """"complete", "incomplete", "lost", or what must not have happened."""
+    """"complete", "incomplete", "lost", "diverged", or what must not have happened."""
     seconds: float
     """Of virtual time."""
     lost: int
@@ -90,10 +91,14 @@ class _Site:
         return self.made
 
     def _replica(self, model: Any, spec: Any, worker: int = 0) -> TokenReplica:
-        return TokenReplica(self.witness, model, spec, worker, step_s=STEP_S, spread=self._schedule.spread)
+        made = TokenReplica(self.witness, model, spec, worker, step_s=STEP_S, spread=self._schedule.spread)
+        found: TokenReplica = self.made.flaws.around(worker, made)
+        return found
 
     def _part(self, placement: Any, model: Any, spec: Any, worker: int, *, crew: Any, **given: Any) -> TokenPart:
-        return TokenPart(self.witness, spec, worker, crew, step_s=STEP_S, spread=self._schedule.spread)
+        made = TokenPart(self.witness, spec, worker, crew, step_s=STEP_S, spread=self._schedule.spread)
+        found: TokenPart = self.made.flaws.around(worker, made)
+        return found
 
     def _late(self) -> None:
         raise BrokenInvariantError(f"it still goes on {PATIENCE_S:.0f} s after the last fault was over")
@@ -138,6 +143,9 @@ def play(schedule: Schedule, callbacks: Any = ()) -> Verdict:
             ok, what = False, str(error)
         except LostWorkersError as error:
             ok, what = schedule.harsh, "lost" if schedule.harsh else f"LostWorkersError: {error}"
+        except DivergedError as error:  # no replica was left that another could start again from
+            ok = any(fault.kind == "nan" for fault in schedule.faults) and "worker " in str(error)
+            what = "diverged" if ok else f"DivergedError: {error}"
         except ThinwireError as error:
             ok, what = False, f"{type(error).__name__}: {error}"
         except Exception:
@@ -193,10 +201,12 @@ def _plain(parameters: Any) -> torch.optim.Optimizer:
 
 
 def _check_checkpoints(out: str) -> None:
-    """Every checkpoint that is listed is whole, and the one the summary names is listed."""
+    """Every checkpoint that is listed is whole and finite, and the one the summary names is listed."""
     store = CheckpointStore(f"{out}/checkpoints")
     for manifest in store.manifests():
         for part in manifest.parts:
-            store.read_part(manifest, part.name)
+            tree: Any = store.read_part(manifest, part.name)
+            if why := why_unfit(tree):
+                raise BrokenInvariantError(f"checkpoint {manifest.name}, {part.name}: {why}")
         if not any(part.name.startswith("joint") for part in manifest.parts):
             raise BrokenInvariantError(f"checkpoint {manifest.name} has no joint model")

@@ -120,6 +120,9 @@ class Witness:
 
     def _landed(self, joint: JointState, reply: Tensor) -> None:
         member = self._members[id(joint)]
+        for kind, values in (("reply", reply), ("joint model", joint.model)):
+            if values is not None and not values.isfinite().all():
+                raise BrokenInvariantError(f"worker {member._seat.worker} landed a {kind} that is not finite")
         self._compare(member, "reply", reply)
         self._compare(member, "state", joint.model)
         if self._ledger == "shares" and joint.model is not None:

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 from thinwire.cluster.base import Dealt, DriverData, Entry
 from thinwire.cluster.simulated.fibers import VirtualTime
+from thinwire.cluster.simulated.flaws import Flaws, Spell
 from thinwire.cluster.simulated.lab import Lab
 from thinwire.cluster.simulated.links import Ether, EtherHub
 from thinwire.cluster.simulated.meetings import Meetings
@@ -30,7 +31,7 @@ TASK_S = 0.5
 """After so long Spark runs a task again that failed."""
 STORES = ("checkpoint", "commit")
 """What executors are called that write: a worker's and the driver's."""
-Kind = Literal["kill", "pause", "cut", "link", "lose", "repeat", "shuffle", "part", "twin"]
+Kind = Literal["kill", "pause", "cut", "link", "lose", "repeat", "shuffle", "part", "twin", "nan"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +43,12 @@ class Fault:
         kind: "kill" ends a worker, "pause" stops it as SIGSTOP does, "cut" takes its machine off the network; "link"
             changes the speed of every machine's link. "lose", "repeat" and "shuffle" drop, repeat or hold up a share of
             the worker's messages; "part" loses all between two workers; "twin" starts another attempt of a worker that
-            still runs, as Spark may.
+            still runs, as Spark may; "nan" has a share of the worker's steps come to a loss, a gradient or parameters
+            that are not finite.
         worker: whom it happens to.
         seconds: how long it lasts, or until a new worker stands in for a killed one.
         link: the new speed.
-        share: of the messages.
+        share: of the messages, or of the steps.
         other: the second worker; the coordinator unless given.
     """
 
@@ -161,12 +163,22 @@ class SimulatedSite:
             seed=cluster.seed,
         )
         self.lab = Lab(self.time, steps, cluster.workers)
-        self.replica: Callable[..., TorchReplica] = self.lab.replica
-        self.part: Callable[..., GroupReplica] = self.lab.part
+        spells = [Spell(f.worker, f.at_s, f.at_s + f.seconds, f.share) for f in cluster.faults if f.kind == "nan"]
+        self.flaws = Flaws(self.time, spells, cluster.seed)
+        self.replica: Callable[..., TorchReplica] = self._replica
+        self.part: Callable[..., GroupReplica] = self._part
         self._weather = Weather(cluster.seed)
         self.meetings = Meetings(self.time, self.network, self._weather, cluster.seed)
         self.crew = self.meetings.crew
         self._ether: Ether | None = None
+
+    def _replica(self, model: Any, spec: Any, worker: int = 0) -> TorchReplica:
+        found: TorchReplica = self.flaws.around(worker, self.lab.replica(model, spec, worker))
+        return found
+
+    def _part(self, placement: Any, model: Any, spec: Any, worker: int, **given: Any) -> GroupReplica:
+        found: GroupReplica = self.flaws.around(worker, self.lab.part(placement, model, spec, worker, **given))
+        return found
 
     def deadlines(self, given: Deadlines | None) -> Deadlines:
         return given or Deadlines()
@@ -259,6 +271,8 @@ class SimulatedWorkforce:
 
     def _happen(self, fault: Fault) -> None:
         worker, until = fault.worker, self._time.now() + fault.seconds
+        if fault.kind == "nan":
+            return  # replicas see to it
         if fault.kind == "link":
             self._network.set_speed(rate_bytes(fault.link))
         elif fault.kind == "cut":

@@ -1,0 +1,60 @@
+"""Numbers that are not finite, as an overflow makes them, in the steps of simulated workers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from thinwire.cluster.simulated.fibers import VirtualTime
+
+NAN, INFINITY = float("nan"), float("inf")
+
+
+class Spell(NamedTuple):
+    """A worker's steps that end between two moments go wrong, a share of them."""
+
+    worker: int
+    since_s: float
+    until_s: float
+    share: float
+
+
+class Flaws:
+    """What goes wrong in steps, drawn by the seed."""
+
+    def __init__(self, time: VirtualTime, spells: Sequence[Spell], seed: int) -> None:
+        self._time, self._spells = time, spells
+        self._random = random.Random(f"flaws {seed}")
+
+    def around(self, worker: int, replica: Any) -> Any:
+        """A replica whose steps go wrong when they are to."""
+        spells = [spell for spell in self._spells if spell.worker == worker]
+        gradient = replica.gradient
+        if not spells:
+            return replica
+
+        def flawed(batch: Any) -> float:
+            loss: float = gradient(batch)
+            now = self._time.now()
+            wrong = [s for s in spells if s.since_s <= now < s.until_s and self._random.random() < s.share]
+            return self._spoil(replica, loss) if wrong else loss
+
+        replica.gradient = flawed
+        return replica
+
+    def _spoil(self, replica: Any, loss: float) -> float:
+        what = self._random.random()
+        if what < 0.2:
+            return NAN
+        if what < 0.3:  # as where the step itself overflows
+            with torch.no_grad():
+                replica.vector[self._random.randrange(replica.vector.numel())] = INFINITY
+            return loss
+        made = [p.grad for p in replica.parameters.tensors if p.grad is not None]
+        if made:
+            values = self._random.choice(made).view(-1)
+            values[self._random.randrange(values.numel())] = self._random.choice((NAN, INFINITY, -INFINITY))
+        return loss

@@ -1,0 +1,59 @@
+"""What of a replica is NaN or infinite: a step's loss or gradient, or what an optimizer has learnt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from thinwire.rules.finite import are_finite, count_not_finite
+
+
+class Flaw(NamedTuple):
+    """Something of a step that is not finite."""
+
+    what: str
+    values: int
+    step: int
+    loss: float = 0.0
+
+    def __str__(self) -> str:
+        if self.what == "loss":
+            return f"the loss became {self.loss} at step {self.step}"
+        values = "1 value" if self.values == 1 else f"{self.values} values"
+        return f"{values} of the {self.what} became infinite or no number at step {self.step}"
+
+
+def flaw_of(step: int, loss: float, parameters: Sequence[Tensor]) -> Flaw | None:
+    """What of a step's loss, and of its gradients as the parameters have them, is not finite.
+
+    >>> import torch
+    >>> weight = torch.nn.Parameter(torch.zeros(2)); weight.grad = torch.tensor([float("inf"), 1.0])
+    >>> print(flaw_of(3, 0.5, [weight]))
+    1 value of the gradient became infinite or no number at step 3
+    >>> print(flaw_of(3, float("nan"), [weight]))
+    the loss became nan at step 3
+    """
+    if not math.isfinite(loss):
+        return Flaw("loss", 1, step, loss)
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    made = [g._values() if g.is_sparse else g for g in gradients]
+    return None if are_finite(made) else Flaw("gradient", sum(map(count_not_finite, made)), step)
+
+
+def forget_not_finite(optimizer: Optimizer) -> int:
+    """Forgets what an optimizer has learnt of a parameter where that is not finite; returns how many values.
+
+    Only what it keeps for each element is looked at: single numbers may be infinite by design.
+    """
+    found = 0
+    for parameter in list(optimizer.state):
+        kept = optimizer.state[parameter].values()
+        moments = [v for v in kept if isinstance(v, Tensor) and v.shape == parameter.shape and v.is_floating_point()]
+        if not are_finite(moments):
+            found += sum(map(count_not_finite, moments))
+            del optimizer.state[parameter]
+    return found
