@@ -168,8 +168,8 @@ def _parsed(text: str) -> dict[str, Any]:
             lines.append(number)
     if lines:
         raise ValueError(f"line {min(lines)} has a key of more than {MOST_PARTS} parts; use fewer")
-    parsed: dict[str, Any] = tomllib.loads(text)
-    return parsed
+    values: dict[str, Any] = tomllib.loads(text)
+    return values
 
 
 def _check(values: Mapping[str, Any]) -> None:
