@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # lanes share the processors: more threads would wait for each other
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # and where a test asks for more, they wait asleep
 
 ROOT = Path(__file__).parent
 DURATIONS = ROOT / ".ci" / "durations.json"
@@ -17,6 +21,8 @@ UNKNOWN_S = 10.0
 """What a file is taken to cost that is not among them."""
 WITH_PROCESSES = ("tests/spark/", "tests/e2e/", "tests/security/", "tests/dashboard/", "lab/tests/")
 """Folders whose tests all count as starting processes; elsewhere a test says so by a marker of its own."""
+BY_FIXTURE = {"small_disk", "tiny_disk", "spark", "chromium"}
+"""Fixtures that start some, if only to mount a disk."""
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"}
 
 
@@ -54,7 +60,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     The Spark cluster's tests are one scope and take a lane for as long as anything: they begin at once.
     """
     for item in items:
-        if item.nodeid.startswith(WITH_PROCESSES):
+        if item.nodeid.startswith(WITH_PROCESSES) or BY_FIXTURE & set(getattr(item, "fixturenames", ())):
             item.add_marker("processes")
     if hasattr(config, "workerinput"):
         known = costs()

@@ -141,6 +141,9 @@ def test_every_strategy_trains_on_real_processes(name: str, workers: int) -> Non
     assert math.isfinite(result.summary["val_loss"])
 
 
+ONE = tw.Local(workers=1, threads=1)
+
+
 def plain_training(rows: int, epochs: int, seed: int) -> dict[str, torch.Tensor]:
     """The loop a user would write, on the rows and in the order that one worker sees them."""
     source = open_source("digits")
@@ -148,7 +151,7 @@ def plain_training(rows: int, epochs: int, seed: int) -> dict[str, torch.Tensor]
     pixels = torch.tensor(np.stack(batch.column("pixels").to_numpy_ndarray()), dtype=torch.float32)
     label = torch.tensor(batch.column("label").to_numpy())
     threads = torch.get_num_threads()
-    torch.set_num_threads(tw.Local(workers=1).threads_each)
+    torch.set_num_threads(ONE.threads_each)
     torch.manual_seed(seed)
     model = cnn8()
     optimizer = momentum_sgd(model.parameters())
@@ -181,7 +184,7 @@ def shard_order(rows: int, seed: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", ["synchronous", "sparknet", "mpca-3", "diloco", "relay"])
 def test_one_worker_equals_plain_training_bit_for_bit_and_exchanges_nothing(name: str) -> None:
-    result = fit_digits(STRATEGIES[name], 1, epochs=2, validation=None, seed=3)
+    result = fit_digits(STRATEGIES[name], 1, cluster=ONE, epochs=2, validation=None, seed=3)
     expected = plain_training(1797, 2, 3)
     for key, value in result.model.state_dict().items():
         assert torch.equal(value, expected[key]), key

@@ -81,9 +81,10 @@ def start() -> Iterator[Start]:
 
     yield begin
     for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+        process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
 
 
 def final_model(out: Path) -> dict[str, torch.Tensor]:
