@@ -152,8 +152,8 @@ def test_functions_and_classes_are_no_larger_than_a_reader_can_keep_in_mind() ->
                 body = node.body[1:] if ast.get_docstring(node) is not None else node.body
                 if body and (node.end_lineno or 0) - body[0].lineno >= MOST_LINES:
                     long.add(f"{path.relative_to(PACKAGE)}: {node.name}")
-            methods = [each for each in getattr(node, "body", []) if isinstance(each, ast.FunctionDef)]
-            if isinstance(node, ast.ClassDef) and len(methods) > MOST_METHODS:
+            methods = filter(lambda each: isinstance(each, ast.FunctionDef), ast.iter_child_nodes(node))
+            if isinstance(node, ast.ClassDef) and len(list(methods)) > MOST_METHODS:
                 large.add(f"{path.relative_to(PACKAGE)}: {node.name}")
     assert long <= LONG
     assert large <= LARGE
