@@ -6,6 +6,7 @@ STAMP := $(VENV)/.installed
 # Processes that tests are dealt out to, a file to one.
 LANES ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(LANES) --dist loadscope
+# All but the rules, which have a run of their own that measures their coverage.
 REST := --ignore=tests/rules --ignore=src/thinwire/rules
 QUICK := tests/unit tests/contracts tests/golden tests/conformance tests/simulated src/thinwire
 
@@ -17,26 +18,26 @@ LOCKED := test -n "$(LOCK)" && $(PYTHON) -c 'import sys; sys.exit(sys.version_in
 TARGET ?=
 INPUTS ?= 1000000
 
-.PHONY: demo quick test test-all lint types layers rules browser docs fuzz matrix spark35 release-check format clean lock audit
+.PHONY: demo quick test test-all checks lint types layers rules browser docs fuzz matrix spark35 release-check format clean lock audit
 
 demo: $(STAMP)
 	$(BIN)/python examples/spark_digits.py
 
-# Some tests still watch the clock, which other programs may keep busy: a failure has a second run, by itself.
-tests = $(PYTEST) $(1) $(REST) || { test $$? = 1 && echo "Tests that failed, once more by themselves:" && \
-	$(BIN)/python -m pytest $(1) $(REST) --last-failed --last-failed-no-failures none -p randomly --randomly-seed=last; }
-
 # For each save: what starts no process and takes two minutes.
-quick: lint types layers rules
+quick: checks
 	$(PYTEST) -m "not long and not processes" $(REST) $(QUICK)
 
 # What a change needs.
-test: lint types layers rules browser
-	$(call tests,-m "not long")
+test: checks browser
+	$(PYTEST) -m "not long" $(REST)
 
 # All there is: for a release, and for whoever changed what the long tests cover.
-test-all: lint types layers rules browser
-	$(call tests,)
+test-all: checks browser
+	$(PYTEST) $(REST)
+
+# Side by side: mypy takes one processor, the others one after the other less than that.
+checks: $(STAMP)
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target types lint layers rules
 
 # Known holes in what the lock pins; skipped, with the reason, where no service of them can be reached.
 test-all: audit

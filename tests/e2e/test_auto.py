@@ -78,9 +78,10 @@ def test_a_link_that_slows_down_is_noticed_and_answered() -> None:
     assert result.summary["busy"] >= 0.99
 
 
-def test_a_healthy_run_is_left_alone() -> None:
-    result, log = fit(tw.Auto(), tw.Simulated(workers=4, ratio=10.0, latency_s=0.0), steps=1000)
-    assert [e.steps for e in tried(log)] == [100, 400]
+def test_a_healthy_run_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "TRIALS", (40, 160, 640))
+    result, log = fit(tw.Auto(), tw.Simulated(workers=4, ratio=10.0, latency_s=0.0), steps=500)
+    assert [e.steps for e in tried(log)] == [40, 160]
     assert all(not e.hurts for e in tried(log))
     assert result.summary["warnings"] == []
     first, second = tried(log)
@@ -88,7 +89,7 @@ def test_a_healthy_run_is_left_alone() -> None:
     assert first.joint_beside is not None
     assert first.joint_beside < first.alone, "together they have learnt more in as many steps"
     assert second.alone is None, "and the one alone is with them since"
-    assert result.summary["val_accuracy"] >= 0.97
+    assert result.summary["val_accuracy"] >= 0.95
 
 
 def test_where_exchanging_hurts_it_says_so_and_tightens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,9 +109,12 @@ def test_where_exchanging_hurts_it_says_so_and_tightens(monkeypatch: pytest.Monk
     assert guarded.summary["val_loss"] < 0.2 * unguarded.summary["val_loss"]
 
 
-def test_a_short_run_or_one_without_validation_rows_has_no_trials() -> None:
-    _, short = fit(tw.Auto(), tw.Simulated(workers=3, ratio=3.0), steps=150)
-    _, blind = fit(tw.Auto(), tw.Simulated(workers=3, ratio=3.0), steps=1000, validation=None)
+def test_a_short_run_or_one_without_validation_rows_has_no_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "TRIALS", (10, 40))
+    _, long = fit(tw.Auto(), tw.Simulated(workers=3, ratio=3.0), steps=100)
+    _, short = fit(tw.Auto(), tw.Simulated(workers=3, ratio=3.0), steps=99)
+    _, blind = fit(tw.Auto(), tw.Simulated(workers=3, ratio=3.0), steps=100, validation=None)
+    assert tried(long)
     assert not tried(short)
     assert not tried(blind)
 

@@ -1,4 +1,4 @@
-"""Trajectories that must not change unless someone means them to: `REGENERATE=1 make tests` writes them anew."""
+"""Trajectories that must not change by accident: `REGENERATE=1 python -m pytest tests/golden` writes them anew."""
 
 from __future__ import annotations
 

@@ -359,6 +359,7 @@ def test_two_threads_encode_at_once_and_agree():
     assert [torch.equal(each, expected) for each in results] == [True] * 4
 
 
+@pytest.mark.processes
 def test_importing_the_codecs_does_not_import_numba():
     source = Path(_kernels.__file__).parents[2]
     script = "import sys, thinwire.rules.compression as c; c.codec('int8').encode; print('numba' in sys.modules)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -47,18 +48,30 @@ def last_verdict_s(told: list[events.Event]) -> float:
     return max(event.time for event in told if isinstance(event, events.Evaluated))
 
 
-LAST = {"victim": [0, 1], "seconds": [0.2, 5.68, 10.0], "revives": [False, True]}
-"""Who is lost while the last checkpoint is written, and when another may stand in: then, as the others leave, never."""
+BACK_S = (0.2, 5.68, 10.0)
+"""When a replacement of a worker that is lost while the last checkpoint is written may come: then, as the others leave,
+never."""
+LAST = list(itertools.product(range(len(STRATEGIES)), (0, 1), range(len(BACK_S)), (False, True)))
+FEW = {
+    (n, victim, (n + victim) % len(BACK_S), bool((n + victim) % 2)) for n in range(len(STRATEGIES)) for victim in (0, 1)
+}
+"""Cases for `make test`: every strategy with either victim, and all combinations of the other two."""
 
 
-@pytest.mark.parametrize("revives", LAST["revives"], ids=["local", "as Spark"])
-@pytest.mark.parametrize("seconds", LAST["seconds"])
-@pytest.mark.parametrize("victim", LAST["victim"])
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=name_of)
+def described(case: tuple[int, int, int, bool]) -> str:
+    number, victim, back, revives = case
+    return f"{name_of(STRATEGIES[number])}-{victim}-{BACK_S[back]}-{'as Spark' if revives else 'local'}"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[] if case in FEW else pytest.mark.long, id=described(case)) for case in LAST],
+)
 def test_a_worker_lost_while_the_last_checkpoint_is_written_is_not_missed(
-    strategy: tw.Strategy, victim: int, seconds: float, revives: bool, tmp_path: Path
+    case: tuple[int, int, int, bool], tmp_path: Path
 ) -> None:
     """The others have the final model: they save it and hand it back, and who comes to stand in may go."""
+    strategy, victim, seconds, revives = STRATEGIES[case[0]], case[1], BACK_S[case[2]], case[3]
     told: list[events.Event] = []
     calm = fit(tmp_path / "calm", told, strategy=strategy, store_s=3.0)
     fault = tw.Fault(kind="kill", worker=victim, at_s=last_verdict_s(told) + 1.0, seconds=seconds)

@@ -122,6 +122,7 @@ def test_persistent_chains_go_on_and_are_part_of_the_state() -> None:
     assert torch.equal(one.vector, two.vector)
 
 
+@pytest.mark.processes  # what forks workers starts before the data is read
 def test_algorithms_refuse_what_they_cannot_do() -> None:
     algorithm = tw.ContrastiveDivergence()
     batch = SimpleNamespace(inputs=(torch.rand(2, 3),), label=None, weight=None)

@@ -31,18 +31,21 @@ def loads_elsewhere(data: bytes, folder: Path) -> bool:
     return not subprocess.run([sys.executable, "-c", code, str(folder / "data")], capture_output=True).returncode
 
 
+@pytest.mark.processes
 def test_a_module_of_the_users_travels_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = module_in(tmp_path / "mine", "own_module_a", monkeypatch)
     assert not loads_elsewhere(pickle.dumps(answer), tmp_path)
     assert loads_elsewhere(packed(answer), tmp_path)
 
 
+@pytest.mark.processes
 def test_one_that_goes_by_two_names_travels_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = module_in(tmp_path / "mine", "own_module_b", monkeypatch)
     monkeypatch.setitem(sys.modules, "own_module_b_again", sys.modules["own_module_b"])
     assert loads_elsewhere(packed(answer), tmp_path)
 
 
+@pytest.mark.processes
 def test_a_package_of_another_environment_on_the_path_goes_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ import torch
 import thinwire.checkpoint
 from thinwire.checkpoint import CheckpointStore
 
+pytestmark = pytest.mark.processes
 NUM_OPERATIONS = 90
 """Operations on files until a store holds its third checkpoint and has pruned the first, and some more."""
 

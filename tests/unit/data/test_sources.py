@@ -221,6 +221,7 @@ def test_a_file_system_that_is_not_known_is_shown():
         open_source("nosuchfs://a")
 
 
+@pytest.mark.processes
 def test_importing_the_package_does_not_import_pandas():
     code = "import sys, thinwire.data; sys.exit('pandas' in sys.modules or 'pyspark' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -22,6 +22,7 @@ from . import networks
 from .group import together
 from .networks import NETWORKS, cut, rows_for
 
+pytestmark = pytest.mark.processes
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(networks)
 
@@ -97,7 +98,13 @@ def alone(name: str, count: int, weighted: bool) -> tuple[list[float], dict[str,
     return losses, module.state_dict(), loss().item()
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+FEW = ("connected", "convolutional", "lstm")
+"""Networks for `make test`: one that is weighted, one of images, one of sequences."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in FEW else pytest.mark.long) for name in NETWORKS]
+)
 def test_every_placement_gives_the_losses_and_parameters_of_one_worker(name: str) -> None:
     sizes = SIZES[: STAGES.get(name, len(SIZES))]
     weighted = name == "connected"

@@ -149,6 +149,8 @@ class SimulatedSite:
     def __init__(self, cluster: Simulated) -> None:
         self._cluster = cluster
         self.workers = cluster.workers
+        self.ahead = list(cluster.faults)
+        """Faults that have yet to happen: a run that goes on from a checkpoint launches its workers again."""
         self.time = VirtualTime(dict.fromkeys(STORES, cluster.store_s))
         link = Link(cluster.latency_s, rate_bytes(cluster.link))
         self.network = Network(self.time, link, cluster.workers + 1)
@@ -220,7 +222,8 @@ class SimulatedWorkforce:
         self._exits: list[Exit] = []
         self._away: dict[int, float] = {}
         self._restarts, self._stopped = 0, False
-        for fault in cluster.faults:
+        self._ahead = site.ahead
+        for fault in self._ahead:
             self._time.at(fault.at_s, functools.partial(self._happen, fault))
         self._earlier: Any = None
         if threading.current_thread() is threading.main_thread():  # raised anywhere else, the baton would be lost
@@ -270,6 +273,9 @@ class SimulatedWorkforce:
         self._time.stop(spared=(None,))  # what the driver has begun to commit it sees through
 
     def _happen(self, fault: Fault) -> None:
+        if self._stopped:
+            return
+        self._ahead.remove(fault)
         worker, until = fault.worker, self._time.now() + fault.seconds
         if fault.kind == "nan":
             return  # replicas see to it
