@@ -175,11 +175,13 @@ MUTATIONS = (
     ),
     Mutation(
         name="a loss that is not finite is trained on",
-        guarantee="a run that diverges says so, with worker and step",
-        file="src/thinwire/replicas/torch.py",
-        old="        if not math.isfinite(value):  # before gradients are made, which may be on their way at once\n",
-        new="        if math.isnan(self.steps):\n",
-        tests=(f"{FIT}::test_a_loss_that_is_not_finite_names_worker_and_step_and_keeps_the_checkpoint",),
+        guarantee="no NaN and no infinity becomes the joint model",
+        file="src/thinwire/engine/nonfinite.py",
+        old="drops, anew = replica.agree(flaw is not None, self._anew)",
+        new="drops, anew = replica.agree(False, self._anew)",
+        tests=(
+            "tests/simulated/test_nonfinite.py::test_a_step_that_is_not_taken_leaves_momentum_and_running_statistics_as_they_were",
+        ),
     ),
     Mutation(
         name="the rest of a broken group goes on alone",
