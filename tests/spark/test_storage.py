@@ -85,6 +85,25 @@ def test_tied_weights_stay_tied(given: Any) -> None:
     assert torch.equal(module.inner.weight, trained.inner.weight)
 
 
+class Signed(nn.Linear):
+    """Has the same weights as a linear layer, and another function."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return -super().forward(x)
+
+
+def test_models_of_equal_weights_keep_their_own_networks() -> None:
+    """A folder with known weights and another network must not stand in for the model that has them."""
+    from thinwire.spark import TorchModel
+
+    weights, found = save(nn.Linear(2, 1).state_dict()), []
+    for kind in (Signed, nn.Linear):
+        model = TorchModel().setParams(input_cols=["x"])
+        model._skeleton, model._weights = functools.partial(kind, 2, 1), weights
+        found.append((type(model.module), type(model.copy().module)))
+    assert found == [(Signed, Signed), (nn.Linear, nn.Linear)]
+
+
 def test_a_task_takes_the_gpu_that_spark_gave_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from pyspark import TaskContext
     from pyspark.resource import ResourceInformation

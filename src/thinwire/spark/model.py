@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,6 +37,7 @@ class TorchModel(Model, SharedParams, MLWritable, MLReadable["TorchModel"]):
         self._skeleton: Callable[[], nn.Module] | None = None
         self._weights: bytes = b""
         self._user: Any = None
+        self._token = uuid.uuid4().hex
         self.history: list[dict[str, Any]] = []
         """One row an evaluation."""
         self.summary: dict[str, Any] = {}
@@ -80,7 +82,8 @@ class TorchModel(Model, SharedParams, MLWritable, MLReadable["TorchModel"]):
         return Predictor(
             skeleton=self._skeleton,
             weights=self._weights,
-            digest=hashlib.blake2b(self._weights, digest_size=16).hexdigest(),
+            # The token tells models apart whose weights are equal and whose networks are not.
+            digest=hashlib.blake2b(self._weights, digest_size=16).hexdigest() + self._token,
             inputs=tuple(self.getInputCols()),
             task=self.getOrDefault(self.task),
             batch_size=self.getOrDefault(self.predictBatchSize),

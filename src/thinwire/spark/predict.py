@@ -18,7 +18,7 @@ from thinwire.data.columns import RaggedError, count_nulls, dense, is_tensor, pr
 from thinwire.errors import DataError
 
 _modules: dict[str, nn.Module] = {}
-"""Networks that this Python process has built, by the digest of their weights: Spark uses it for many tasks."""
+"""Networks that this Python process has built, by their predictors' digests: Spark uses it for many tasks."""
 MOST_MODULES = 4
 
 
@@ -29,7 +29,7 @@ class Predictor:
     Attributes:
         skeleton: makes the network; its weights come from `weights`.
         weights: as safetensors.
-        digest: of the weights.
+        digest: of the weights, with what tells the network from others of equal weights.
         inputs: columns given to the network.
         task: "classification" or "regression".
         batch_size: rows of one forward pass.
