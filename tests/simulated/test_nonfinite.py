@@ -150,6 +150,8 @@ def test_stop_ends_the_run_at_the_first(tmp_path: Path, flaw: Any) -> None:
     with pytest.raises(DivergedError, match=r"worker 1 on machine-1 .*step [67]"):
         run(three(flaw, {6}, (1,)), known("relay"), on_nonfinite="stop", out=str(tmp_path))
     checkpoints(tmp_path)
+    with pytest.raises(DivergedError, match=r"worker 1 on machine-1 .*step 12"):
+        run(three(flaw, {STEPS}, (1,)), known("relay"), on_nonfinite="stop")
 
 
 def test_what_is_neither_drop_nor_stop_is_refused() -> None:

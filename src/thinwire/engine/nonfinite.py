@@ -143,6 +143,8 @@ class NonFinite:
         worker = self._worker
         self._anew = False
         bad = not worker.replica.is_finite
+        if bad and worker.plan.on_nonfinite == "stop":
+            raise DivergedError(why)
         if worker.alone or worker.strategy.replicated or worker.joint.model is None:
             if bad:
                 raise DivergedError(f"{why}, and there is no other replica to start again from")
