@@ -218,6 +218,18 @@ def test_what_is_not_finite_spoils_its_own_block_and_no_residual(name, bad):
     assert torch.equal(left, clean_left)
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("place", [0, 300, 699])
+@pytest.mark.parametrize("name", CODECS)
+def test_packed_values_are_finite_where_what_they_decode_to_is(name, place, bad):
+    values = some(700)
+    assert codec(name).is_finite(codec(name).encode(values), 700)
+    values[place] = bad
+    packed = codec(name).encode(values)
+    assert not codec(name).is_finite(packed, 700)
+    assert not codec(name).decode(packed, 700).isfinite().all()
+
+
 @pytest.mark.parametrize("bad", [torch.nan, -torch.nan, torch.inf, -torch.inf, 3.4e38])
 def test_bfloat16_passes_what_is_not_finite_on_and_keeps_no_residual_of_it(bad):
     values = some(700)
