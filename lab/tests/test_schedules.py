@@ -12,7 +12,8 @@ import pytest
 import thinwire as tw
 from thinwire.cli.main import main
 from thinwire.engine import absent, ending, joint, membership, nonfinite, publishing, saves, worker
-from thinwire.exchange import mesh, round, sure
+from thinwire.exchange import mesh, sure
+from thinwire.exchange import round as exchange_round
 from thinwire.exchange.table import server
 from thinwire.replicas import TorchReplica
 from thinwire.rules.compression import Codec
@@ -235,7 +236,7 @@ def numbers_are_not_looked_at(patch: Any) -> None:
     patch.setattr(nonfinite.NonFinite, "takes", lambda self, loss: True)
     patch.setattr(TorchReplica, "is_finite", True)
     patch.setattr(Codec, "is_finite", lambda self, packed, count: True)
-    for module in (nonfinite, joint, round, publishing):
+    for module in (nonfinite, joint, exchange_round, publishing):
         patch.setattr(module, "is_finite", lambda values: True)
 
 
