@@ -215,6 +215,7 @@ class SimulatedWorkforce:
     def __init__(self, site: SimulatedSite, cluster: Simulated, ether: Ether, entry: Entry) -> None:
         self._time, self._network, self._cluster = site.time, site.network, cluster
         self._meetings = site.meetings
+        self._meetings.reset()
         self._ether, self._entry = ether, entry
         self.revives = cluster.revives
         self._attempts: dict[int, int] = {}

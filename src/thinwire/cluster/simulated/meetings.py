@@ -42,6 +42,11 @@ class Meetings:
         self._held: dict[tuple[str, str], _Meeting] = {}
         self.dead: set[Owner] = set()
 
+    def reset(self) -> None:
+        """Forgets the workers of an earlier launch, whose attempts have the same numbers as those of the next."""
+        self._held.clear()
+        self.dead.clear()
+
     def crew(self, worker: int, attempt: int, size: int, host: str) -> Crew:
         """A worker's end of its group."""
         return Crew(worker % size, size, carrier=_Carrier(self, Owner(worker, attempt), size))
