@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import thinwire as tw
 from thinwire import events
@@ -40,6 +42,19 @@ STRATEGIES = {
 }
 
 
+class Slow(nn.Module):
+    """Steps of 10 ms at least, so that a run of real processes is under way when the driver hears of its steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = cnn8()
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            time.sleep(0.01)
+        return self.layers(pixels)
+
+
 class Killer:
     """Kills workers with SIGKILL when the run has come so far, and writes down everything that happens."""
 
@@ -65,7 +80,7 @@ class Killer:
         return [e for e in self.log if isinstance(e, kind)]
 
 
-def fit(strategy: tw.Strategy, killer: Killer, **changes: Any) -> tw.Result:
+def fit(strategy: tw.Strategy, killer: Killer, *, model: Any = cnn8, **changes: Any) -> tw.Result:
     settings: dict[str, Any] = {
         "inputs": ["pixels"],
         "optimizer": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.0 if strategy == tw.ParameterTable() else 0.9),
@@ -79,7 +94,7 @@ def fit(strategy: tw.Strategy, killer: Killer, **changes: Any) -> tw.Result:
         "progress": False,
     }
     try:
-        return tw.fit(cnn8, "digits", **(settings | changes))
+        return tw.fit(model, "digits", **(settings | changes))
     except BaseException:
         for event in killer.log[-100:]:  # pytest shows it with the failure
             print(event)
@@ -100,7 +115,7 @@ def die(*workers: int, at_s: float = KILLED_S, seconds: float = 1.0) -> list[tw.
 
 def test_the_server_beside_the_driver_is_killed_and_the_run_goes_on() -> None:
     killer = Killer(WORKERS)
-    result = fit(tw.EASGD(period=5, servers="driver"), killer, epochs=LONGER)
+    result = fit(tw.EASGD(period=5, servers="driver"), killer, model=Slow, epochs=LONGER)
     assert result.summary["complete"]
     assert result.summary["workers"] == WORKERS
     assert [e.worker for e in killer.of(events.WorkerLost)] == [WORKERS]
@@ -169,7 +184,7 @@ def test_a_killed_worker_is_replaced_and_costs_the_others_no_step(name: str, vic
 )
 def test_a_worker_process_killed_by_sigkill_is_replaced_and_costs_the_others_no_step(name: str, victim: int) -> None:
     killer = Killer(victim)
-    result = fit(STRATEGIES[name], killer, epochs=LONGER)
+    result = fit(STRATEGIES[name], killer, model=Slow, epochs=LONGER)
     check_replaced(result, killer, victim, LONGER)
     (lost,) = killer.of(events.WorkerLost)
     assert "SIGKILL" in lost.reason or "connection broke" in lost.reason  # whichever is heard first
@@ -188,7 +203,7 @@ def test_two_at_once_and_a_replacement_that_dies_too() -> None:
 @pytest.mark.long
 def test_two_processes_killed_at_once_and_a_replacement_that_is_killed_too() -> None:
     killer = Killer(1, 3, again=True)
-    result = fit(tw.Relay(), killer, epochs=LONGER)
+    result = fit(tw.Relay(), killer, model=Slow, epochs=LONGER)
     assert result.summary["workers_lost"] == 3
     assert result.summary["complete"]
 
