@@ -152,7 +152,7 @@ def test_a_store_that_takes_long_to_commit_holds_nobody_up(tmp_path: Path, monke
         if not began.is_set():
             began.set()
             for _ in range(3):
-                heard.acquire()
+                heard.acquire(timeout=5.0)  # a run may be over before a worker says more
         commit(self, manifest)
 
     monkeypatch.setattr(CheckpointStore, "commit", slow)
