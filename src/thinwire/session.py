@@ -163,7 +163,7 @@ def fit(
             the result with it at the end: `thinwire.trackers` has such ones.
         clip_norm: largest norm of a gradient.
         on_nonfinite: whether a step with a loss or a gradient that is not finite, and a contribution that is not, is
-            left out and told of, or ends the run. A run in which that goes on at all workers ends in any case.
+            left out and told of, or ends the run. A run whose workers all keep skipping steps ends in any case.
         precision: "bfloat16" computes under autocast.
         device: "cpu", "cuda", or "auto".
         evaluate_every: steps between evaluations; once an epoch unless said.

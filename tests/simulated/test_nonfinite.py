@@ -141,7 +141,7 @@ def test_one_worker_that_never_gets_on_does_not_end_the_run_of_the_others(tmp_pa
 
 
 def test_a_short_run_half_of_whose_steps_are_lost_is_no_success() -> None:
-    with pytest.raises(DivergedError, match=r"the loss became infinite or no number at step \d"):
+    with pytest.raises(DivergedError, match=r"the loss became NaN or infinite at step \d"):
         run(three(nan_loss, {2, 3}, ALL), known("sparknet"), steps=3)
 
 

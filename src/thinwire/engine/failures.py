@@ -38,8 +38,8 @@ def keeps_failing(seats: Mapping[int, Seat], outcome: Outcome) -> DivergedError:
         seat = seats.get(told.worker)
         where = f"worker {told.worker} on {told.host}" + (f" (pid {seat.pid}, attempt {seat.attempt})" if seat else "")
         when = f"in round {told.round}" if told.step is None else f"at step {told.step}"
-        what = f"the {told.what} became infinite or no number {when}"
-    return DivergedError(f"{where}: {what}, and so it goes on at all workers{outcome.last_good()}")
+        what = f"the {told.what} became NaN or infinite {when}"
+    return DivergedError(f"{where}: {what}, and all workers keep skipping steps for it{outcome.last_good()}")
 
 
 def nobody_came(policy: Policy) -> TimedOutError:

@@ -24,7 +24,7 @@ class Flaw(NamedTuple):
         if self.what == "loss":
             return f"the loss became {self.loss} at step {self.step}"
         values = "1 value" if self.values == 1 else f"{self.values} values"
-        return f"{values} of the {self.what} became infinite or no number at step {self.step}"
+        return f"{values} of the {self.what} became NaN or infinite at step {self.step}"
 
 
 def flaw_of(step: int, loss: float, parameters: Sequence[Tensor]) -> Flaw | None:
@@ -33,7 +33,7 @@ def flaw_of(step: int, loss: float, parameters: Sequence[Tensor]) -> Flaw | None
     >>> import torch
     >>> weight = torch.nn.Parameter(torch.zeros(2)); weight.grad = torch.tensor([float("inf"), 1.0])
     >>> print(flaw_of(3, 0.5, [weight]))
-    1 value of the gradient became infinite or no number at step 3
+    1 value of the gradient became NaN or infinite at step 3
     >>> print(flaw_of(3, float("nan"), [weight]))
     the loss became nan at step 3
     """
