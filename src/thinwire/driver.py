@@ -95,6 +95,7 @@ class Run:
                 resumed=None if self._earlier is None else dict(self._earlier.manifest.meta),
                 serve=None if self._dealt.server is None else self._dealt.server.piece,
                 time=self._job.time,
+                observe=self._job.observe,
             )
             with Display(coordinator, self._job, progress) as display:
                 self._log.listen(display.see)

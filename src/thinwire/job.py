@@ -24,6 +24,7 @@ from thinwire.engine.clock import REAL, Time
 from thinwire.engine.greeting import hello
 from thinwire.engine.grouped import GroupWorker
 from thinwire.engine.joint import JointState
+from thinwire.engine.observation import Observer, unobserved
 from thinwire.engine.plan import WorkerPlan
 from thinwire.engine.ports import COORDINATOR, Batches, Link, Wire
 from thinwire.engine.resuming import resume
@@ -87,6 +88,7 @@ class Job:
     """What makes a worker's end of its group; None where workers cannot form groups."""
     part: Callable[..., GroupReplica] = part_of
     """What makes a worker's part of a replica that spans its group."""
+    observe: Observer = unobserved
     run: str = ""
     """What log records name the run by."""
     log: logs.Wanted | None = None
@@ -213,7 +215,7 @@ def _build(
     kept = _kept(job, worker, first)
     replicas = job.workers // job.placement.group_size
     strategy = job.strategy.with_optimizer(spec.optimizer)
-    joint = JointState(strategy, replica.vector.detach().cpu(), replicas)
+    joint = JointState(strategy, replica.vector.detach().cpu(), replicas, job.observe)
     settings: dict[str, Any] = {"kind": SparkMesh if job.exchange == "spark" else Mesh}
     if job.exchange == "table":
         settings = {"kind": Table, "workers": replicas}

@@ -260,6 +260,7 @@ def fit(
             replica=where.replica,
             crew=where.crew,
             part=where.part,
+            observe=where.observe,
             run=name,
             log=logs.wanted(),
         )

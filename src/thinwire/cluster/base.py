@@ -10,6 +10,7 @@ from thinwire.data import ShardFiles, Source, open_source, select, split
 from thinwire.data.feeds import Beside, Feed, Fetched, Server, Wanted
 from thinwire.engine.clock import Time
 from thinwire.engine.deadlines import Deadlines
+from thinwire.engine.observation import Observer
 from thinwire.engine.ports import Hub, Wire, Workforce
 from thinwire.placement import Crew, GroupReplica
 from thinwire.replicas import TorchReplica
@@ -101,6 +102,10 @@ class Site(Protocol):
     @property
     def part(self) -> Callable[..., GroupReplica]:
         """What makes a worker's part of a replica that spans its group."""
+
+    @property
+    def observe(self) -> Observer:
+        """Who is shown more of the run than events tell: a test harness, where workers run in its process."""
 
     @property
     def in_process(self) -> bool:

@@ -16,6 +16,7 @@ from thinwire.cluster.nursery import shared
 from thinwire.cluster.shipping import packed
 from thinwire.engine.clock import REAL
 from thinwire.engine.deadlines import Deadlines
+from thinwire.engine.observation import unobserved
 from thinwire.engine.ports import Exit, Hub, Wire
 from thinwire.errors import ConfigError
 from thinwire.exchange.memory import MemoryHub, Room
@@ -52,6 +53,7 @@ class Local:
     prefetch = None
     replica = TorchReplica
     part = staticmethod(part_of)
+    observe = staticmethod(unobserved)
 
     def site(self, data: Any) -> Local:
         """This machine, whatever the data. What forks workers starts now, while the data is read."""

@@ -42,6 +42,7 @@ from thinwire.cluster.shipping import packed
 from thinwire.engine.clock import REAL
 from thinwire.engine.deadlines import Deadlines
 from thinwire.engine.greeting import hello
+from thinwire.engine.observation import unobserved
 from thinwire.engine.ports import COORDINATOR, WHOEVER, Exit, Hub, Wire
 from thinwire.errors import ConfigError, TimedOutError
 from thinwire.placement import between_processes, part_of
@@ -100,6 +101,7 @@ class SparkSite:
     replica = TorchReplica
     crew = staticmethod(between_processes)
     part = staticmethod(part_of)
+    observe = staticmethod(unobserved)
 
     def __init__(self, cluster: Spark, session: Any, workers: int, host: str) -> None:
         self.cluster, self.session, self.workers, self.host = cluster, session, workers, host

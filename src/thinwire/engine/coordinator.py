@@ -19,6 +19,7 @@ from thinwire.engine.jury import Jury
 from thinwire.engine.ledger import Ledger
 from thinwire.engine.membership import Bereft, Decision, Lost, Membership, Stalled
 from thinwire.engine.nonfinite import goes_wrong
+from thinwire.engine.observation import Observer, unobserved
 from thinwire.engine.outcome import Outcome, Policy
 from thinwire.engine.ports import WHOEVER, Commit, Exit, Header, Hub, Message, Workforce
 from thinwire.engine.saves import Saves
@@ -52,10 +53,11 @@ class Coordinator:
         resumed: dict[str, Any] | None = None,
         serve: Callable[[int, str, int], tuple[bytes, int]] | None = None,
         time: Time = REAL,
+        observe: Observer = unobserved,
     ) -> None:
         self._hub, self._workforce, self._policy, self._time = hub, workforce, policy, time
         self._emit_to, self._meta, self._serve = emit, meta, serve
-        self.membership = Membership(policy.workers, policy.deadlines, policy.helpers, policy.group_size)
+        self.membership = Membership(policy.workers, policy.deadlines, policy.helpers, policy.group_size, observe)
         self.outcome, self._before_s = Outcome(), 0.0
         self._jury = Jury(Verdict(policy.stop, policy.until))
         if resumed:

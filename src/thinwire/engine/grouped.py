@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from thinwire.engine.group_publishing import Agreed, GroupPublisher, Held
+from thinwire.engine.observation import GroupLeft
 from thinwire.engine.signals import Formed, GroupBrokenError, Landed, Signal
 from thinwire.engine.worker import REPORT_S, Worker
 from thinwire.errors import LostWorkersError, TimedOutError
@@ -152,6 +153,7 @@ class GroupWorker(Worker):
 
     def _part_ways(self, why: GroupBrokenError) -> None:
         """The group is broken: whatever was under way in it is over."""
+        self.joint.observe(GroupLeft())
         self._crew.disband()
         self._apart, self._again, self._together = True, True, False
         self._meets = False

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire.engine.observation import Observer, StateLoaded, unobserved
 from thinwire.engine.schedule import Cut, Cuts
 from thinwire.errors import CheckpointError, DivergedError
 from thinwire.parameters import Fragment
@@ -66,8 +67,8 @@ class JointState:
     at every step, which must not wait for a merge that goes on. They read cuts and a count that are replaced whole.
     """
 
-    def __init__(self, strategy: Strategy, x: Tensor, workers: int) -> None:
-        self.strategy = strategy
+    def __init__(self, strategy: Strategy, x: Tensor, workers: int, observe: Observer = unobserved) -> None:
+        self.strategy, self.observe = strategy, observe
         self.size = x.numel()
         self.lock = threading.RLock()
         self.landed = 0
@@ -179,6 +180,7 @@ class JointState:
                     "same model and strategy does. Give all workers, and the run that goes on, the same recipe."
                 )
             self.state, self.landed, self.version, self.cuts = type(self.state)(*fresh), landed, version, cuts
+            self.observe(StateLoaded())
 
     def _fits(self, fresh: list[Any]) -> bool:
         """Whether a state's values are what the strategy keeps, tensors of the same lengths where it keeps tensors."""

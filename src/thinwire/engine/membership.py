@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from thinwire.engine.deadlines import Deadlines
 from thinwire.engine.groups import Groups
+from thinwire.engine.observation import Heard, Observer, Opened, SeatLost, unobserved
 from thinwire.engine.ports import Header
 
 
@@ -84,8 +85,17 @@ class Seat:
 class Membership:
     """Seats by worker number. Every method takes the time; what is to be done comes out as decisions."""
 
-    def __init__(self, workers: int, deadlines: Deadlines | None = None, helpers: int = 0, group_size: int = 1) -> None:
+    def __init__(
+        self,
+        workers: int,
+        deadlines: Deadlines | None = None,
+        helpers: int = 0,
+        group_size: int = 1,
+        observe: Observer = unobserved,
+    ) -> None:
         self.workers, self.helpers = workers, helpers
+        self._observe = observe
+        observe(Opened())
         self.groups = Groups(workers, group_size)
         self.deadlines = deadlines or Deadlines()
         self.seats: dict[int, Seat] = {}
@@ -172,6 +182,7 @@ class Membership:
         if seat is None or seat.attempt != attempt:
             return []
         del self.seats[worker]
+        self._observe(SeatLost(worker))
         self._changed_at = self._last_move = now
         self.groups.break_up(worker)
         fellows = [self.seats[w] for w in self.groups.fellows(worker) if w in self.seats]
@@ -235,6 +246,7 @@ class Membership:
         if header.get("progress"):
             seat.progress = dict(header["progress"])
             self.remembered[worker] = seat.progress
+            self._observe(Heard(worker, int(seat.progress.get("rows", 0))))
         return True
 
     def prepared(self, header: Header, worker: int, now: float) -> list[Decision]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from thinwire.engine.announced import Announced
 from thinwire.engine.joint_buffers import JointBuffers
 from thinwire.engine.nonfinite import refuse
+from thinwire.engine.observation import Concluded
 from thinwire.engine.outcome import name_of
 from thinwire.engine.ports import FINAL
 from thinwire.engine.resuming import newcomers, worker_tree
@@ -303,6 +304,7 @@ class Publisher:
             parameter.grad = None  # there may be no memory for it beside what is handed back
         model = self._final_model()
         refuse(model, "the final model")
+        worker.joint.observe(Concluded(model, worker.strategy.timing != "async"))
         self.concluded = True
         if worker.strategy.ends_in_mean and not worker.alone:
             position = (worker.meter.position[0] + 1, 0)

@@ -21,6 +21,7 @@ from thinwire.engine.handover import Handover
 from thinwire.engine.joint import JointState
 from thinwire.engine.landing import take_over
 from thinwire.engine.nonfinite import NonFinite
+from thinwire.engine.observation import ReplicaEntered
 from thinwire.engine.odometer import Odometer
 from thinwire.engine.pace import Pace
 from thinwire.engine.plan import WorkerPlan
@@ -349,6 +350,7 @@ class Worker:
             self.meter.rows = formed.totals.get(self.plan.worker, 0)
             self.pace.first_loss = formed.first_loss
         self.exchange.put(formed.generation, model)
+        self.joint.observe(ReplicaEntered(self.generation, self.alone))
         self._report(self.time.now())
         if self._finished:  # whoever gave this worker up, and took it back, has forgotten that
             self.say("finished")

@@ -26,6 +26,7 @@ from torch import Tensor
 from thinwire.engine.clock import REAL, Time
 from thinwire.engine.headers import is_among_workers
 from thinwire.engine.joint import JointState
+from thinwire.engine.observation import Synchronised
 from thinwire.engine.ports import COORDINATOR, Header, Link, Message
 from thinwire.engine.signals import Asked, Averaged, Broken, Caught, CutOffError, Formed, Told
 from thinwire.engine.snapshot import Snapshot
@@ -347,6 +348,13 @@ class Member(ABC):
         )
         self._go_on(header, given_up)
         self._answer_wants()
+        if not self._needs_state:
+            self._synchronised()
+
+    def _synchronised(self) -> None:
+        generation, num_members = self._rounds.generation, len(self._rounds.members)
+        model = self._joint.model if self._joint.strategy.timing != "async" else None
+        self._joint.observe(Synchronised(generation, num_members, self._joint.landed, model))
 
     def _over(self, landed: int) -> Callable[[str], bool]:
         """Tells which rounds the reference has landed."""
@@ -395,6 +403,7 @@ class Member(ABC):
         self._loaded()
         self.signals.put(Caught(tree, old))
         self._caught()
+        self._synchronised()
 
     # -- means ------------------------------------------------------------------------------------------------------
 

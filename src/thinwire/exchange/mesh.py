@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from thinwire.engine.joint import JointState
+from thinwire.engine.observation import Merged
 from thinwire.engine.ports import Header, Link
 from thinwire.engine.signals import Landed, LeftOut
 from thinwire.engine.snapshot import Snapshot
@@ -173,6 +174,8 @@ class Mesh(Member):
             done, own = self._ready[round], round in self._contributed
             snapshot = None if own else self._joint.old_model(done.fragment)
             reply = self._joint.land(round, done.fragment, done.mean, out=done.mean)
+            merged = Merged(self._rounds.generation, self._joint.landed, reply, self._joint.model)
+            self._joint.observe(merged)
             self._forget(round)
             publish = save = False
             for note in done.notes.values():

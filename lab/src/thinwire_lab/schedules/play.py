@@ -85,6 +85,7 @@ class _Site:
         self.witness = Witness(self.made.time, ledger=ledger, group_size=schedule.group_size)
         self.made.replica = self._replica
         self.made.part = self._part
+        self.made.observe = self.witness.observe
         self.made.time.at(schedule.calm_at + PATIENCE_S, self._late)
 
     def site(self, data: Any) -> Any:
@@ -135,9 +136,8 @@ def play(schedule: Schedule, callbacks: Any = ()) -> Verdict:
     folder = "/dev/shm" if os.path.isdir("/dev/shm") else None  # a disk would be the slowest part
     with _quiet(), tempfile.TemporaryDirectory(prefix="thinwire-schedule-", dir=folder) as out:
         try:
-            with site.witness.watching():
-                what = _run(schedule, site, out, [see, *callbacks])
-                site.witness.check_end(gone)
+            what = _run(schedule, site, out, [see, *callbacks])
+            site.witness.check_end(gone)
             ok = True
         except BrokenInvariantError as error:
             ok, what = False, str(error)

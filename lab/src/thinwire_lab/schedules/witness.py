@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import bisect
-import contextlib
-import functools
 import hashlib
-from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 
 from thinwire.cluster.simulated.fibers import VirtualTime
-from thinwire.engine.grouped import GroupWorker
-from thinwire.engine.joint import JointState
-from thinwire.engine.membership import Membership
-from thinwire.engine.publishing import Publisher
-from thinwire.engine.worker import Worker
-from thinwire.exchange.member import Member
-from thinwire.exchange.mesh import Mesh
+from thinwire.engine.observation import (
+    Concluded,
+    GroupLeft,
+    Heard,
+    Merged,
+    Observation,
+    Opened,
+    ReplicaEntered,
+    SeatLost,
+    StateLoaded,
+    Synchronised,
+)
 
 PLACES, PERIOD = 512, 2
 """Steps that are marked, and the most between two rounds of the strategies whose steps are looked for."""
@@ -48,15 +49,13 @@ class Witness:
         """When a group lost a worker, or members saw that it had."""
         self._held: dict[tuple[int, int, str, int], tuple[str, Owner]] = {}
         """By generation, rounds landed, kind and lane, the joint model's digest and who had it first."""
-        self._members: dict[int, Any] = {}
-        """By joint state, the exchange that it belongs to."""
         self._final: dict[Owner, str] = {}
         """By worker and attempt, the digest of the joint model that its run ended on."""
-        self._alone: dict[int, int] = {}
-        """By joint state of a worker whose replica is the joint model, the last generation in which it was alone. It is
-        no longer so once the worker has put its replica in, however many generations have formed since."""
-        self._before: dict[int, Tensor] = {}
-        """By joint state, the ledger as it was last seen there."""
+        self._alone: dict[Owner, int] = {}
+        """By worker and attempt whose replica is the joint model, the last generation in which it was alone. It is no
+        longer so once the worker has put its replica in, however many generations have formed since."""
+        self._before: dict[Owner, Tensor] = {}
+        """By worker and attempt, the ledger as it was last seen in its joint model."""
         self._heard: dict[int, int] = {}
         """By worker, the rows that the coordinator has heard of."""
 
@@ -74,98 +73,75 @@ class Witness:
             return None
         return self.places.setdefault((*owner, len(done) - 1), len(self.places))
 
-    # -- watching ---------------------------------------------------------------------------------------------------
+    # -- observing --------------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """While it lasts, every exchange of this process is watched."""
-        with contextlib.ExitStack() as stack:
-            for kind, name, after in (
-                (Membership, "__init__", self._begun),
-                (Member, "__init__", self._made),
-                (JointState, "land", self._landed),
-                (JointState, "load", self._loaded),
-                (Worker, "_form", self._put_in),
-                (Publisher, "_final_model", self._ended),
-                (Member, "_commit", self._formed),
-                (Member, "_take_state", self._formed),
-                (Membership, "beat", self._beaten),
-                (Membership, "lose", self._lost),
-                (GroupWorker, "_part_ways", self._lost),
-            ):
-                stack.enter_context(mock.patch.object(kind, name, _followed(getattr(kind, name), after)))
-            yield
+    def observe(self, seen: Observation) -> None:
+        """Checks what must hold at each moment that the engine shows; see `thinwire.engine.observation`."""
+        with torch.no_grad():
+            match seen:
+                case Opened():  # perhaps anew from a checkpoint: generations, rounds and rows are counted from there
+                    self._held.clear()
+                    self._heard.clear()
+                    self._final.clear()
+                case Heard():
+                    self._rows_heard(seen)
+                case SeatLost() | GroupLeft():
+                    self._broken_at.append(self.time.now())
+                case Synchronised():
+                    self._synchronised(seen)
+                case StateLoaded():
+                    self._alone.pop(self.owner(), None)
+                case ReplicaEntered():
+                    if not seen.alone and seen.generation > self._alone.get(self.owner(), 0):
+                        self._alone.pop(self.owner(), None)
+                case Merged():
+                    self._merged(seen)
+                case Concluded():
+                    if seen.settled:
+                        self._final[self.owner()] = _digest(seen.model)
 
-    def _begun(self, membership: Membership, found: Any) -> None:
-        """The run begins, perhaps anew from a checkpoint: generations, rounds and rows are counted from there."""
-        self._held.clear()
-        self._heard.clear()
-        self._final.clear()
+    def _synchronised(self, seen: Synchronised) -> None:
+        owner = self.owner()
+        if seen.num_members == 1:
+            self._alone[owner] = seen.generation
+        if owner not in self._alone:
+            self._compare("state", seen.generation, seen.landed, seen.model)
 
-    def _made(self, member: Member, found: Any) -> None:
-        self._members[id(member._joint)] = member
-
-    def _formed(self, member: Member, found: Any) -> None:
-        if len(member._rounds.members) == 1:
-            self._alone[id(member._joint)] = member._rounds.generation
-        if isinstance(member, Mesh) and not member._needs_state and id(member._joint) not in self._alone:
-            self._compare(member, "state", member._joint.model)
-
-    def _put_in(self, worker: Worker, found: Any) -> None:
-        if not worker.alone and worker.generation > self._alone.get(id(worker.joint), 0):
-            self._alone.pop(id(worker.joint), None)
-
-    def _loaded(self, joint: JointState, found: Any) -> None:
-        self._alone.pop(id(joint), None)
-
-    def _landed(self, joint: JointState, reply: Tensor) -> None:
-        member = self._members[id(joint)]
-        for kind, values in (("reply", reply), ("joint model", joint.model)):
+    def _merged(self, seen: Merged) -> None:
+        for kind, values in (("reply", seen.reply), ("joint model", seen.model)):
             if values is not None and not values.isfinite().all():
-                raise BrokenInvariantError(f"worker {member._seat.worker} landed a {kind} that is not finite")
-        self._compare(member, "reply", reply)
-        self._compare(member, "state", joint.model)
-        if self._ledger == "shares" and joint.model is not None:
-            self._counted_once(joint)
+                raise BrokenInvariantError(f"worker {self.owner()[0]} landed a {kind} that is not finite")
+        self._compare("reply", seen.generation, seen.landed, seen.reply)
+        self._compare("state", seen.generation, seen.landed, seen.model)
+        if self._ledger == "shares" and seen.model is not None:
+            self._counted_once(seen.model)
 
-    def _ended(self, publisher: Publisher, model: Tensor) -> None:
-        plan = publisher._worker.plan
-        if publisher._worker.strategy.timing != "async":  # there it is looked at while others may still change it
-            self._final[plan.worker, plan.attempt] = _digest(model)
-
-    def _beaten(self, membership: Membership, found: Any) -> None:
+    def _rows_heard(self, seen: Heard) -> None:
         """A worker's successor goes on where the coordinator last heard of it, and never behind."""
-        for worker, progress in membership.remembered.items():
-            rows, before = int(progress["rows"]), self._heard.get(worker, 0)
-            if rows < before:
-                raise BrokenInvariantError(f"worker {worker} had done {before} rows, its successor begins at {rows}")
-            self._heard[worker] = rows
+        before = self._heard.get(seen.worker, 0)
+        if seen.rows < before:
+            raise BrokenInvariantError(
+                f"worker {seen.worker} had done {before} rows, its successor begins at {seen.rows}"
+            )
+        self._heard[seen.worker] = seen.rows
 
-    def _lost(self, whose: Any, found: Any) -> None:
-        if found is None or found:
-            self._broken_at.append(self.time.now())
-
-    def _compare(self, member: Member, kind: str, values: Tensor | None) -> None:
+    def _compare(self, kind: str, generation: int, landed: int, values: Tensor | None) -> None:
         """Live workers of a generation that have landed as many rounds hold the same joint model."""
         if values is None:
             return
-        owner = (member._seat.worker, member._seat.attempt)
-        if self.time.current.owner is None or owner != self.owner():
-            return
-        digest = _digest(values)
-        key = (member._rounds.generation, member._joint.landed, kind, owner[0] % self._group_size)
+        owner, digest = self.owner(), _digest(values)
+        key = (generation, landed, kind, owner[0] % self._group_size)
         first, whose = self._held.setdefault(key, (digest, owner))
         if first != digest:
             raise BrokenInvariantError(
-                f"in generation {key[0]}, {key[1]} rounds landed, worker {owner[0]}.{owner[1]} has another {kind} "
+                f"in generation {generation}, {landed} rounds landed, worker {owner[0]}.{owner[1]} has another {kind} "
                 f"than worker {whose[0]}.{whose[1]}"
             )
 
-    def _counted_once(self, joint: JointState) -> None:
+    def _counted_once(self, model: Tensor) -> None:
         """Under plain averaging a step's share is in the joint model once, and never changes again."""
-        assert joint.model is not None
-        now, before = joint.model.clone(), self._before.get(id(joint))
-        self._before[id(joint)] = now
+        now, before = model.clone(), self._before.get(self.owner())
+        self._before[self.owner()] = now
         if before is None:
             return
         changed = ((before != 0) & ((now - before).abs() > 1e-5)).nonzero().flatten().tolist()
@@ -242,14 +218,3 @@ class Witness:
 
 def _digest(values: Tensor | None) -> str:
     return "" if values is None else hashlib.blake2b(values.numpy().tobytes(), digest_size=8).hexdigest()
-
-
-def _followed(method: Callable[..., Any], after: Callable[[Any, Any], None]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def act(self: Any, *args: Any, **kwargs: Any) -> Any:
-        found = method(self, *args, **kwargs)
-        with torch.no_grad():
-            after(self, found)
-        return found
-
-    return act

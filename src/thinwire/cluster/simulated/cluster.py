@@ -20,6 +20,7 @@ from thinwire.cluster.simulated.network import Network
 from thinwire.cluster.simulated.steps import StepTimes
 from thinwire.cluster.simulated.weather import Weather
 from thinwire.engine.deadlines import Deadlines
+from thinwire.engine.observation import Observer, unobserved
 from thinwire.engine.ports import Exit, Hub, Wire
 from thinwire.errors import ConfigError, nearest
 from thinwire.placement import GroupReplica
@@ -172,6 +173,7 @@ class SimulatedSite:
         self._weather = Weather(cluster.seed)
         self.meetings = Meetings(self.time, self.network, self._weather, cluster.seed)
         self.crew = self.meetings.crew
+        self.observe: Observer = unobserved
         self._ether: Ether | None = None
 
     def _replica(self, model: Any, spec: Any, worker: int = 0) -> TorchReplica:
