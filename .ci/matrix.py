@@ -39,7 +39,7 @@ WHOLE = tuple(os.environ.get("TESTS", "").split()) or (
 )
 """Contracts, equations, engine, a fit on a cluster of executors, estimators and models stored; or what TESTS names."""
 LIGHT = (
-    "tests/dashboard/test_story.py",
+    "tests/dashboard/test_event_reducer.py",
     "tests/dashboard/test_server.py",
     "tests/unit/test_stopping.py",
     "--deselect=tests/dashboard/test_server.py::test_a_live_run_is_on_the_page_to_its_last_event",

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from thinwire.engine.joint import JointState, slice_state, write_state
+from thinwire.exchange.joint import JointState, slice_state, write_state
 from thinwire.parameters import Fragment
 from thinwire.rules.compression import codec
 from thinwire.strategies import Progress, Served, Share, Strategy

@@ -17,8 +17,8 @@ import pytest
 
 from thinwire.cli.main import main
 from thinwire.errors import WorkerError
-from thinwire_lab.chaos.bout import Bout, Report, raise_if_wrong
-from thinwire_lab.chaos.deeds import (
+from thinwire_lab.chaos.campaign import PLACEMENTS, placement_of
+from thinwire_lab.chaos.faults import (
     ARENAS,
     Target,
     draw,
@@ -30,7 +30,7 @@ from thinwire_lab.chaos.deeds import (
     starve_worker,
 )
 from thinwire_lab.chaos.host import Host
-from thinwire_lab.chaos.season import PLACEMENTS, placement_of
+from thinwire_lab.chaos.trial import Report, Trial, raise_if_wrong
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_a_report_that_is_none_is_not_gone_on_with(
 
 def test_rows_that_fall_are_told(tmp_path: Path) -> None:
     places: dict[str, Any] = {"recipe": "", "out": str(tmp_path), "log": "", "settings": []}
-    bout, target = Bout("local", "relay", 0, **places), Target(driver=-1)
+    bout, target = Trial("local", "relay", 0, **places), Target(driver=-1)
     bout._floors = {0: 50}
     told = [{"kind": "run_started"}]
     told += [{"kind": "progressed", "worker": w, "rows": rows, "gap_s": 0.0} for w, rows in ((0, 60), (1, 40), (0, 80))]

@@ -11,13 +11,18 @@ import pytest
 
 import thinwire as tw
 from thinwire.cli.main import main
-from thinwire.engine import absent, ending, joint, membership, nonfinite, publishing, saves, worker
-from thinwire.exchange import mesh, sure
+from thinwire.coordinator import absences as absent
+from thinwire.coordinator import checkpoints as saves
+from thinwire.coordinator import ending, membership
+from thinwire.exchange import joint, mesh
 from thinwire.exchange import round as exchange_round
 from thinwire.exchange.table import server
 from thinwire.replicas import TorchReplica
 from thinwire.rules.compression import Codec
 from thinwire.strategies import STRATEGIES, name_of
+from thinwire.transport import reliable as sure
+from thinwire.worker import nonfinite, worker
+from thinwire.worker import publisher as publishing
 from thinwire_lab.schedules import Schedule, play
 from thinwire_lab.schedules.draw import MENU, NAN_FROM
 from thinwire_lab.schedules.many import play_all
@@ -217,8 +222,8 @@ def who_comes_too_late_is_taken_in(patch: Any) -> None:
 
 def checkpoints_are_committed_early(patch: Any) -> None:
     """A checkpoint counts as whole when anybody has written a part of it."""
-    whole = saves.Saves.whole
-    patch.setattr(saves.Saves, "whole", lambda self, needed, newest: whole(_careless(self), set(), newest))
+    whole = saves.CheckpointCommits.whole
+    patch.setattr(saves.CheckpointCommits, "whole", lambda self, needed, newest: whole(_careless(self), set(), newest))
 
 
 def _careless(books: Any) -> Any:
@@ -228,7 +233,7 @@ def _careless(books: Any) -> Any:
 
 def one_who_died_at_the_end_is_missed(patch: Any) -> None:
     """A worker lost after all rows were done makes the run incomplete."""
-    patch.setattr(absent.Absent, "done", property(lambda self: set(), lambda self, value: None), raising=False)
+    patch.setattr(absent.Absences, "done", property(lambda self: set(), lambda self, value: None), raising=False)
 
 
 def numbers_are_not_looked_at(patch: Any) -> None:

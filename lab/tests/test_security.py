@@ -9,7 +9,7 @@ from tests.security.test_unpickling import found_in, imported_from
 
 SOURCES = Path(__file__).parents[1] / "src" / "thinwire_lab"
 ALLOWED = {
-    ("chaos/bout.py", "subprocess.Popen"): "this Python, without a shell",
+    ("chaos/trial.py", "subprocess.Popen"): "this Python, without a shell",
     ("chaos/host.py", "subprocess.run"): "programs named here, of a bout's own folder",
     ("commands/bench.py", "subprocess.run"): "this repository's own figures",
     ("soak/order.py", "subprocess.Popen"): "this Python, without a shell",

@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from thinwire.cluster.local import Local
     from thinwire.cluster.simulated import Fault, Simulated
     from thinwire.cluster.spark import Spark
-    from thinwire.engine.deadlines import Deadlines
-    from thinwire.engine.stopping import EarlyStopping
+    from thinwire.coordinator.stopping import EarlyStopping
     from thinwire.placement.kinds import Pipeline, Planned, TensorParallel, Whole
+    from thinwire.protocol.deadlines import Deadlines
     from thinwire.replicas import Algorithm, BackPropagation, ConjugateGradient, ContrastiveDivergence
-    from thinwire.session import Result, fit
+    from thinwire.run.session import Result, fit
     from thinwire.strategies import (
         EASGD,
         MPCA,
@@ -31,7 +31,7 @@ __version__: str
 """As installed; it stands in pyproject.toml and nowhere else."""
 
 _HOMES = {
-    "Deadlines": "thinwire.engine.deadlines",
+    "Deadlines": "thinwire.protocol.deadlines",
     "Algorithm": "thinwire.replicas",
     "Auto": "thinwire.strategies",
     "BackPropagation": "thinwire.replicas",
@@ -40,7 +40,7 @@ _HOMES = {
     "DeepSpark": "thinwire.strategies",
     "DiLoCo": "thinwire.strategies",
     "EASGD": "thinwire.strategies",
-    "EarlyStopping": "thinwire.engine.stopping",
+    "EarlyStopping": "thinwire.coordinator.stopping",
     "Fault": "thinwire.cluster.simulated",
     "Local": "thinwire.cluster.local",
     "MPCA": "thinwire.strategies",
@@ -48,7 +48,7 @@ _HOMES = {
     "Pipeline": "thinwire.placement.kinds",
     "Planned": "thinwire.placement.kinds",
     "Relay": "thinwire.strategies",
-    "Result": "thinwire.session",
+    "Result": "thinwire.run.session",
     "Simulated": "thinwire.cluster.simulated",
     "Spark": "thinwire.cluster.spark",
     "SparkNet": "thinwire.strategies",
@@ -56,7 +56,7 @@ _HOMES = {
     "Synchronous": "thinwire.strategies",
     "TensorParallel": "thinwire.placement.kinds",
     "Whole": "thinwire.placement.kinds",
-    "fit": "thinwire.session",
+    "fit": "thinwire.run.session",
 }
 
 _PACKAGES = ("caffe",)

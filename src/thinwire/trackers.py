@@ -18,13 +18,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from thinwire.dashboard.event_reducer import EventReducer
 from thinwire.dashboard.server import as_dict
-from thinwire.dashboard.story import Story
 from thinwire.errors import ConfigError
 from thinwire.events import Evaluated, Event, Progressed, RunEnded, RunStarted, WorkerLost
 
 if TYPE_CHECKING:
-    from thinwire.session import Result
+    from thinwire.run.session import Result
 
 _log = logging.getLogger(__name__)
 MOST_WAITING = 1000
@@ -43,7 +43,7 @@ class Tracker(abc.ABC):
     """
 
     def __init__(self) -> None:
-        self._story = Story()
+        self._story = EventReducer()
         self._ticked: float | None = None
         self._failed = False
         self._started = False

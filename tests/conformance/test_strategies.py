@@ -13,8 +13,8 @@ from tests.reference_loop import Loop, Task
 from torch import Tensor
 
 from thinwire.checkpoint import decode, encode
-from thinwire.engine.joint import JointState, slice_state, write_state
 from thinwire.errors import ConfigError
+from thinwire.exchange.joint import JointState, slice_state, write_state
 from thinwire.parameters import fragments
 from thinwire.strategies import (
     EASGD,

@@ -10,8 +10,8 @@ from torch import nn
 
 import thinwire as tw
 from thinwire import events
-from thinwire.engine import guard
-from thinwire.engine.guard import Compared
+from thinwire.worker import guard
+from thinwire.worker.guard import Compared
 
 
 def network() -> nn.Module:

@@ -22,8 +22,8 @@ import thinwire
 from thinwire import errors, events, recipe
 from thinwire.cli.extras import EXTRAS
 from thinwire.cli.main import parser
-from thinwire.engine.deadlines import Deadlines
 from thinwire.models import ZOO
+from thinwire.protocol.deadlines import Deadlines
 from thinwire.replicas.objectives import LOSSES, METRICS, OPTIMIZERS, SCHEDULERS
 from thinwire.rules.compression import CODECS
 from thinwire.strategies import STRATEGIES

@@ -429,7 +429,7 @@ class OfAnotherVersion:
 
 
 def _as_another_version() -> Any:
-    from thinwire.engine import greeting
+    from thinwire.protocol import handshake as greeting
 
     greeting.PROTOCOL, greeting.__version__ = 99, "9.9.9"
     return mlp

@@ -16,7 +16,7 @@ from thinwire import events
 from thinwire.checkpoint import CheckpointStore, Manifest
 from thinwire.cli.main import main
 from thinwire.models import mlp
-from thinwire.runlog import RunLog
+from thinwire.run.run_log import RunLog
 
 
 @pytest.fixture

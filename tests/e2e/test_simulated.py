@@ -139,10 +139,10 @@ def test_relay_cuts_so_that_a_fragment_s_exchange_fits_a_step(ratio: float) -> N
 
 
 def test_replicas_computed_together_give_what_each_would_give_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from thinwire.cluster.simulated import lab
+    from thinwire.cluster.simulated import gradient_batching as lab
 
     computed = []
-    monkeypatch.setattr(lab.Lab, "_together", _counted(lab.Lab._together, computed))
+    monkeypatch.setattr(lab.GradientBatcher, "_together", _counted(lab.GradientBatcher._together, computed))
     together = fit(tw.Simulated(workers=4, step_s=0.02, spread=0.2), "sparknet", {"period": 3}, model=Normed)
     assert sum(computed) > 0
     monkeypatch.setattr(lab, "stackable", lambda replica: False)

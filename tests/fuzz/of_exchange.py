@@ -16,25 +16,25 @@ import zmq
 from tests.fuzz.draw import Draw, as_sent
 from tests.fuzz.target import Target
 from thinwire.checkpoint import decode, encode
-from thinwire.engine.clock import RealTime
-from thinwire.engine.joint import JointState
-from thinwire.engine.plan import WorkerPlan
-from thinwire.engine.ports import COORDINATOR, Message
-from thinwire.engine.snapshot import snapshot_of
-from thinwire.engine.worker import Worker
 from thinwire.errors import ProtocolError, TimedOutError
-from thinwire.exchange import wire
+from thinwire.exchange.identity import Identity, TreeCodec
+from thinwire.exchange.joint import JointState
 from thinwire.exchange.member import Member
 from thinwire.exchange.mesh import Mesh
 from thinwire.exchange.peer import Peer
 from thinwire.exchange.round import cut
 from thinwire.exchange.rounds import Lane, Launch, Rounds
-from thinwire.exchange.seat import Seat, Trees
+from thinwire.exchange.snapshot import snapshot_of
 from thinwire.exchange.table.table import Table
 from thinwire.parameters import Fragment
+from thinwire.protocol.clock import RealTime
+from thinwire.protocol.messages import COORDINATOR, Message
 from thinwire.replicas.torch import TorchReplica, TrainSpec
 from thinwire.rules.compression import CODECS, codec, warm_up
 from thinwire.strategies import EASGD, MPCA, Relay, SparkNet
+from thinwire.transport import zmq as wire
+from thinwire.worker.plan import WorkerPlan
+from thinwire.worker.worker import Worker
 
 SIZE = 600
 BEAT = {"t": "beat", "a": 0, "landed": 3, "bytes": 10, "waiting": {"train:1": [1]}}
@@ -151,7 +151,7 @@ class _Link:
     def close(self) -> None: ...
 
 
-TREES = Trees(encode, decode)
+TREES = TreeCodec(encode, decode)
 MEMBERS = {str(w): {"address": f"memory:{w}.0", "attempt": 0} for w in range(3)}
 COMMIT = {"t": "commit", "g": 1, "members": MEMBERS, "reference": 1, "landed": 0, "digest": "same", "since": 0}
 COMMIT |= {"rows": 10, "totals": {}}
@@ -173,7 +173,7 @@ def _mesh(data: bytes) -> None:
     _warm()
     draw, link = Draw(data), _Link()
     joint = JointState(MPCA(), torch.zeros(SIZE), 3)
-    member = Mesh(link, Seat(0, 0, {}), joint, codec_name="float32", trees=TREES)
+    member = Mesh(link, Identity(0, 0, {}), joint, codec_name="float32", trees=TREES)
     behind = draw.byte() % 2
     _begun(member, link, "other" if behind else "same", {})
     if not behind:
@@ -252,7 +252,7 @@ def _worker(data: bytes) -> None:
     joint = JointState(draw.pick(STRATEGIES), replica.vector.detach().clone(), 3)
     settings: dict[str, Any] = {"codec_name": draw.pick(("float32", "int8")), "trees": TREES}
     settings |= {"time": _Leaping(), "silence_s": math.inf}
-    peer = Peer(link, Seat(0, 0, {}), joint, **settings)
+    peer = Peer(link, Identity(0, 0, {}), joint, **settings)
     plan = WorkerPlan(worker=0, attempt=0, epochs=1, steps=None, evaluates=True, checkpoint_every=2, keeps_best=True)
     worker = Worker(plan, replica, _Rows(), peer, joint, lambda *part: None)
     behind = draw.byte() % 2
@@ -336,7 +336,7 @@ ANSWER = {"since": 0, "line": 0, "live": [], "due": [], "still": [], "kept": {},
 def _table(data: bytes) -> None:
     draw, link = Draw(data), _Link()
     joint = JointState(EASGD(tuple_size=TUPLE, servers="spread"), torch.zeros(3 * TUPLE), 3)
-    member = Table(link, Seat(0, 0, {}), joint, codec_name="float32", trees=TREES, workers=3)
+    member = Table(link, Identity(0, 0, {}), joint, codec_name="float32", trees=TREES, workers=3)
     try:
         more = {str(w): ANSWER for w in range(3)}
         _begun(member, link, "same", {"more": more, "reference": draw.byte() % 2})

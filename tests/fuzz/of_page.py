@@ -9,10 +9,10 @@ from typing import Any
 
 from tests.fuzz.draw import Draw
 from tests.fuzz.target import Target
+from thinwire.dashboard.event_reducer import EventReducer, Reader
 from thinwire.dashboard.follow import Follower
 from thinwire.dashboard.prometheus import exposition
 from thinwire.dashboard.server import Handler, Source, _json
-from thinwire.dashboard.story import Reader, Story
 
 EVENTS: tuple[dict[str, Any], ...] = (
     {
@@ -85,7 +85,7 @@ EVENTS: tuple[dict[str, Any], ...] = (
 
 
 def _told(events: list[dict[str, Any]]) -> None:
-    story, reader = Story(), Reader()
+    story, reader = EventReducer(), Reader()
     for event in events:
         story.feed(event)
         reader.news(story, detail=False)

@@ -24,7 +24,7 @@ from thinwire.errors import CheckpointError, ConfigError, DataError, ProtocolErr
 from thinwire.exchange.spark import box, link, post, tasks
 from thinwire.exchange.spark.link import SparkLink, SparkWire
 from thinwire.models import ZOO
-from thinwire.session import composed
+from thinwire.run.session import composed
 
 AT_ONCE = 4 << 20
 """Memory that may be taken before the bytes for it have come."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
-from tests.fuzz import of_caffe, of_engine, of_exchange, of_files, of_page, of_spark
+from tests.fuzz import of_caffe, of_exchange, of_files, of_page, of_protocol, of_spark
 from tests.fuzz.target import Target
 
 CORPUS = Path(__file__).parent / "corpus"
 TARGETS: dict[str, Target] = {
     target.name: target
-    for module in (of_exchange, of_engine, of_spark, of_files, of_caffe, of_page)
+    for module in (of_exchange, of_protocol, of_spark, of_files, of_caffe, of_page)
     for target in module.TARGETS
 }
 

@@ -18,32 +18,31 @@ import pytest
 import torch
 import zmq
 
-from tests.fuzz.of_engine import PROGRESS, SAID
 from tests.fuzz.of_exchange import BEAT, NOTE, PART, SIZE, _begun, _Link, _tree
+from tests.fuzz.of_protocol import PROGRESS, SAID
 from tests.fuzz.of_spark import HAND, LAUNCHED, METADATA, VISIT, _post
 from thinwire import events, recipe, units
 from thinwire.checkpoint import decode, encode
 from thinwire.cluster.frames import decode_images
+from thinwire.coordinator.statistics import Ledger
+from thinwire.dashboard.event_reducer import EventReducer, Reader
 from thinwire.dashboard.follow import Follower
 from thinwire.dashboard.prometheus import exposition
 from thinwire.dashboard.server import PageServer, Source, _json
-from thinwire.dashboard.story import Reader, Story
 from thinwire.data import open_source
 from thinwire.data.shards import Shard, write_shard
-from thinwire.engine.headers import is_understood
-from thinwire.engine.joint import JointState
-from thinwire.engine.ledger import Ledger
-from thinwire.engine.ports import Message
 from thinwire.errors import CheckpointError, ConfigError, DataError, ProtocolError
-from thinwire.exchange import wire
+from thinwire.exchange.identity import Identity, TreeCodec
+from thinwire.exchange.joint import JointState
 from thinwire.exchange.mesh import Mesh
-from thinwire.exchange.parcel import Parcel
-from thinwire.exchange.seat import Seat, Trees
 from thinwire.exchange.spark import box
 from thinwire.exchange.spark.link import SparkLink, SparkWire
 from thinwire.exchange.spark.tasks import understood
+from thinwire.protocol.chunks import Reassembly
+from thinwire.protocol.messages import Message, is_understood
 from thinwire.strategies import MPCA
 from thinwire.strategies.registry import strategy
+from thinwire.transport import zmq as wire
 
 # -- the wire ---------------------------------------------------------------------------------------------------------
 
@@ -66,7 +65,7 @@ def test_a_worker_cannot_pass_for_the_coordinator_or_for_no_worker_at_all(identi
 @pytest.mark.parametrize(("index", "count"), [(1, 1), (-1, 2), (0, 0), (0, 10**9)])
 def test_a_piece_that_is_of_no_parcel_is_refused(index: int, count: int) -> None:
     with pytest.raises(ProtocolError, match="piece"):
-        Parcel().add(index, count, memoryview(b"x"))
+        Reassembly().add(index, count, memoryview(b"x"))
 
 
 # -- members ----------------------------------------------------------------------------------------------------------
@@ -74,7 +73,7 @@ def test_a_piece_that_is_of_no_parcel_is_refused(index: int, count: int) -> None
 
 def member(digest: str) -> tuple[Mesh, _Link, JointState]:
     link, joint = _Link(), JointState(MPCA(), torch.zeros(SIZE), 3)
-    found = Mesh(link, Seat(0, 0, {}), joint, codec_name="float32", trees=Trees(encode, decode))
+    found = Mesh(link, Identity(0, 0, {}), joint, codec_name="float32", trees=TreeCodec(encode, decode))
     _begun(found, link, digest, {})
     return found, link, joint
 
@@ -433,7 +432,7 @@ def test_a_line_of_events_that_is_nested_too_deep_is_passed_over(tmp_path: Path)
 
 
 def test_an_event_with_a_value_that_is_nested_deep_does_not_end_the_stream_of_news() -> None:
-    story, deep = Story(), {}
+    story, deep = EventReducer(), {}
     for _ in range(900):
         deep = {"a": deep}
     story.feed({"kind": "run_started", "time": 1.0, "knobs": deep})
@@ -441,7 +440,7 @@ def test_an_event_with_a_value_that_is_nested_deep_does_not_end_the_stream_of_ne
 
 
 def test_a_host_whose_name_is_no_text_and_a_count_past_all_numbers_do_not_end_the_counters() -> None:
-    story = Story()
+    story = EventReducer()
     story.feed({"kind": "worker_joined", "time": 1.0, "worker": 0, "host": "\ud800"})
     story.feed({"kind": "progressed", "time": 2.0, "worker": 0, "rows": 10**400, "steps": 1})
     text = exposition([("run", story, threading.Lock(), 0.0)])

@@ -50,7 +50,7 @@ MUTATIONS = (
     Mutation(
         name="what a worker hands over arrives without the model",
         guarantee="all workers that see the run to its end end on the same model",
-        file="src/thinwire/engine/joint.py",
+        file="src/thinwire/exchange/joint.py",
         old="self.state, self.landed, self.version, self.cuts = type(self.state)(*fresh), landed, version, cuts",
         new="self.landed, self.version, self.cuts = landed, version, cuts",
         tests=(f"{SCHEDULES}::test_whatever_goes_wrong_what_must_hold_holds",),
@@ -58,7 +58,7 @@ MUTATIONS = (
     Mutation(
         name="rounds that wait for a lost message are left to wait",
         guarantee="everything ends within its deadline",
-        file="src/thinwire/engine/membership.py",
+        file="src/thinwire/coordinator/membership.py",
         old="        found += self._look_for_a_stall(now)\n",
         new="",
         tests=(MEMBERSHIP,),
@@ -66,7 +66,7 @@ MUTATIONS = (
     Mutation(
         name="a message that a broken connection took is not sent again",
         guarantee="messages between coordinator and workers arrive once",
-        file="src/thinwire/exchange/sure.py",
+        file="src/thinwire/transport/reliable.py",
         old="            if said.mark < seen:\n",
         new="            if said.mark < 0:\n",
         tests=(f"{SCHEDULES}::test_whatever_goes_wrong_what_must_hold_holds",),
@@ -90,7 +90,7 @@ MUTATIONS = (
     Mutation(
         name="a replacement starts its shard again from the beginning",
         guarantee="at most a heartbeat's worth of rows is repeated",
-        file="src/thinwire/engine/membership.py",
+        file="src/thinwire/coordinator/membership.py",
         old='                entry["position"] = last.get("position")\n',
         new='                entry["position"] = None\n',
         tests=(f"{SCHEDULES}::test_whatever_goes_wrong_what_must_hold_holds",),
@@ -106,7 +106,7 @@ MUTATIONS = (
     Mutation(
         name="a worker that is heard again is told to leave",
         guarantee="a worker on Spark that could not be heard takes its place back",
-        file="src/thinwire/engine/membership.py",
+        file="src/thinwire/coordinator/membership.py",
         old="        if revives and attempt >= self.attempts.get(worker, attempt + 1) and not done:\n",
         new="        if revives and attempt > self.attempts.get(worker, attempt + 1) and not done:\n",
         tests=(MEMBERSHIP,),
@@ -114,7 +114,7 @@ MUTATIONS = (
     Mutation(
         name="Ctrl-C ends the run at once",
         guarantee="Ctrl-C leaves a checkpoint",
-        file="src/thinwire/driver.py",
+        file="src/thinwire/run/driver.py",
         old="                            coordinator.interrupt()\n",
         new="                            raise\n",
         tests=(f"{RESUME}::test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on",),
@@ -149,7 +149,7 @@ MUTATIONS = (
     Mutation(
         name="connections with any key are let in",
         guarantee="strangers change nothing",
-        file="src/thinwire/exchange/wire.py",
+        file="src/thinwire/transport/zmq.py",
         old="        allowed = key == self._allowed or key == zmq.utils.z85.encode(self._allowed)\n",
         new="        allowed = bool(key)\n",
         tests=(
@@ -160,7 +160,7 @@ MUTATIONS = (
     Mutation(
         name="headers from the network are unpickled",
         guarantee="no unpickling of bytes from the network or from a checkpoint",
-        file="src/thinwire/exchange/wire.py",
+        file="src/thinwire/transport/zmq.py",
         old="        header = json.loads(bytes(",
         new="        import pickle\n\n        header = pickle.loads(bytes(",
         tests=("tests/contracts/test_contracts.py", "tests/security/test_unpickling.py"),
@@ -176,7 +176,7 @@ MUTATIONS = (
     Mutation(
         name="a loss that is not finite is trained on",
         guarantee="no NaN and no infinity becomes the joint model",
-        file="src/thinwire/engine/nonfinite.py",
+        file="src/thinwire/worker/nonfinite.py",
         old="drops, anew = replica.agree(flaw is not None, self._anew)",
         new="drops, anew = replica.agree(False, self._anew)",
         tests=(
@@ -186,7 +186,7 @@ MUTATIONS = (
     Mutation(
         name="the rest of a broken group goes on alone",
         guarantee="a group that loses a worker comes together again",
-        file="src/thinwire/engine/membership.py",
+        file="src/thinwire/coordinator/membership.py",
         old='[Lost(worker, attempt, reason, seat.host), *(Send(s.worker, s.attempt, {"t": "stand"}) for s in fellows)]',
         new="[Lost(worker, attempt, reason, seat.host)]",
         tests=("tests/simulated/test_groups.py",),

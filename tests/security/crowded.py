@@ -12,7 +12,7 @@ import select
 import sys
 import tempfile
 
-from thinwire.exchange.wire import Keys, ZmqHub, ZmqLink
+from thinwire.transport.zmq import Keys, ZmqHub, ZmqLink
 
 
 def main(limit: int) -> None:

@@ -25,7 +25,7 @@ from tests.security.surroundings import Slow, family, leaks, listening, processe
 from thinwire import events
 from thinwire.dashboard import Dashboard
 from thinwire.exchange.spark import link
-from thinwire.exchange.wire import Keys
+from thinwire.transport.zmq import Keys
 
 SETTINGS: dict[str, Any] = {"strategy": tw.SparkNet(period=5), "epochs": 3, "batch_size": 32, "validation": 0.2}
 UI = ("/jobs/", "/stages/", "/storage/", "/environment/", "/executors/", "/SQL/")

@@ -12,15 +12,14 @@ import zmq
 
 from tests.unit.test_coordinator import Script
 from thinwire import events
-from thinwire.engine.allowance import BURST
-from thinwire.engine.coordinator import Coordinator
-from thinwire.engine.deadlines import Deadlines
-from thinwire.engine.greeting import hello
-from thinwire.engine.headers import AMONG_WORKERS, is_among_workers, is_understood
-from thinwire.engine.outcome import Policy
-from thinwire.engine.ports import Message
-from thinwire.exchange.sure import Channel, SureHub
-from thinwire.exchange.wire import Keys, ZmqHub, ZmqLink
+from thinwire.coordinator.coordinator import Coordinator
+from thinwire.coordinator.outcome import Policy
+from thinwire.coordinator.rate_limit import BURST
+from thinwire.protocol.deadlines import Deadlines
+from thinwire.protocol.handshake import hello
+from thinwire.protocol.messages import AMONG_WORKERS, Message, is_among_workers, is_understood
+from thinwire.transport.reliable import Channel, ReliableHub
+from thinwire.transport.zmq import Keys, ZmqHub, ZmqLink
 
 from .surroundings import poll
 
@@ -31,10 +30,10 @@ ADDRESSES += ("tcp://eth0;h:5", "@inproc://x", "\ud800", "memory:1", "memory:1.x
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[SureHub, Any]]:
+def ends() -> Iterator[tuple[ReliableHub, Any]]:
     """The driver's end as a run has it, and a raw socket with the run's keys under a number that nobody has."""
     keys = Keys.make()
-    hub = SureHub(ZmqHub(keys=keys, host="127.0.0.1"))
+    hub = ReliableHub(ZmqHub(keys=keys, host="127.0.0.1"))
     peer = zmq.Context.instance().socket(zmq.DEALER)
     peer.linger, peer.identity = 0, b"99.0"
     peer.curve_publickey, peer.curve_secretkey = keys.client_public, keys.client_secret
@@ -45,7 +44,7 @@ def ends() -> Iterator[tuple[SureHub, Any]]:
     hub.close()
 
 
-def test_marks_that_are_no_numbers_are_refused_one_by_one(ends: tuple[SureHub, Any]) -> None:
+def test_marks_that_are_no_numbers_are_refused_one_by_one(ends: tuple[ReliableHub, Any]) -> None:
     hub, peer = ends
     said = [{"t": "mark", "a": 0, "m": [bad, 0, 0]} for bad in NUMBERS]
     said += [{"t": "mark", "a": 0, "m": [1, bad, 0]} for bad in NUMBERS]

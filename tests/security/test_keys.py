@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from thinwire.exchange.wire import Keys
+from thinwire.transport.zmq import Keys
 
 from .surroundings import files, forms, leaks
 

@@ -19,20 +19,19 @@ import zmq
 from tests.unit.test_coordinator import PROGRESS, Script
 from thinwire import events, recipe
 from thinwire.checkpoint import CheckpointStore, Manifest, store
+from thinwire.coordinator.coordinator import Coordinator
+from thinwire.coordinator.outcome import Policy
 from thinwire.data import builtin, open_source
 from thinwire.data.feeds import PIECE_BYTES as FEED_BYTES
 from thinwire.data.feeds import Server
 from thinwire.data.split import ShardFiles
-from thinwire.engine.coordinator import Coordinator
-from thinwire.engine.deadlines import Deadlines
-from thinwire.engine.headers import FORMS, MOST_PIECES, is_understood
-from thinwire.engine.outcome import Policy
-from thinwire.engine.ports import Message
 from thinwire.errors import CheckpointError, ConfigError, DataError, ProtocolError
-from thinwire.exchange import parcel
 from thinwire.exchange.spark import box
 from thinwire.exchange.spark.sums import LONGEST, is_possible
-from thinwire.exchange.wire import (
+from thinwire.protocol import chunks as parcel
+from thinwire.protocol.deadlines import Deadlines
+from thinwire.protocol.messages import FORMS, MOST_PIECES, Message, is_understood
+from thinwire.transport.zmq import (
     HUB_PIECE_BYTES,
     MAX_HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
@@ -226,7 +225,7 @@ def test_a_result_of_more_pieces_than_can_be_is_refused(changes: dict[str, int])
 )
 def test_a_joint_state_of_more_pieces_than_can_be_is_refused(index: int, count: int, size: int) -> None:
     with pytest.raises(ProtocolError, match=r"is not possible"):
-        parcel.Parcel().add(index, count, memoryview(bytes(size)))
+        parcel.Reassembly().add(index, count, memoryview(bytes(size)))
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "train/../validation", "", "TRAIN", "validation"])

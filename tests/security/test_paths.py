@@ -81,7 +81,7 @@ def test_clearing_away_touches_nobody_else_s_files(tmp_path: Path) -> None:
         {"kind": "name", "module": "builtins", "name": "exec"},
         {"kind": "name", "module": "torch", "name": "os.abort"},
         {"kind": "name", "module": "torch.hub", "name": "sys.exit"},
-        {"kind": "name", "module": "thinwire.cluster.nursery", "name": "subprocess.Popen"},
+        {"kind": "name", "module": "thinwire.cluster.fork_server", "name": "subprocess.Popen"},
         {"kind": "pickle", "data": "gASVHgAAAAAAAACMBXBvc2l4lIwGc3lzdGVtlJOUjAR0cnVllIWUUpQu"},
     ],
     ids=lambda code: code.get("name", "pickle"),

@@ -11,10 +11,10 @@ import pytest
 
 from thinwire import events
 from thinwire.dashboard import follow
+from thinwire.dashboard.event_reducer import MOST_ROWS, EventReducer, Reader
 from thinwire.dashboard.follow import Follower
-from thinwire.dashboard.story import MOST_ROWS, Reader, Story
 from thinwire.errors import ConfigError
-from thinwire.runlog import RunLog
+from thinwire.run.run_log import RunLog
 
 
 def test_events_are_not_appended_to_a_file_that_a_link_leads_to(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_line_without_end_is_let_go_and_the_events_after_it_are_read(
 
 @pytest.mark.parametrize("kind", ["worker_joined", "worker_lost", "progressed", "round_landed"])
 def test_a_log_that_names_workers_and_fragments_without_end_fills_no_page(kind: str) -> None:
-    story = Story()
+    story = EventReducer()
     more: dict[str, Any] = {"rows": 1, "steps": 1, "fragments": 1, "codec": "float32"}
     for number in range(MOST_ROWS + 1000):
         story.feed({"kind": kind, "time": float(number), "worker": number, "fragment": number, **more})

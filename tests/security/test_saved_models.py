@@ -218,7 +218,13 @@ def test_a_class_that_a_program_imported_from_a_bare_folder_loads(packages: Path
 def test_no_callable_of_this_process_is_called_or_given_back() -> None:
     names = ["os", "posix", "subprocess", "builtins", "shutil", "pickle", "torch.hub", "torch.utils.collect_env"]
     names += ["torch.optim.adam", "torch.optim.lr_scheduler", "torch.nn.functional", "torch.nn.modules.linear"]
-    names += ["pyspark.cloudpickle", "thinwire.session", "thinwire.cluster.frames", "thinwire.models.small", __name__]
+    names += [
+        "pyspark.cloudpickle",
+        "thinwire.run.session",
+        "thinwire.cluster.frames",
+        "thinwire.models.small",
+        __name__,
+    ]
     tally = every_callable.tried([name for name in names if importlib.import_module(name)])
     assert tally.wrong == []
     assert tally.seen > 1000

@@ -21,7 +21,7 @@ from torch import nn
 
 import thinwire as tw
 from thinwire import events
-from thinwire.exchange.wire import Keys, ZmqHub, ZmqLink
+from thinwire.transport.zmq import Keys, ZmqHub, ZmqLink
 
 from .surroundings import Port, listening, poll, stranger, visitor
 

@@ -12,7 +12,7 @@ from torch import nn
 import thinwire as tw
 from thinwire import events
 from thinwire.checkpoint import CheckpointStore
-from thinwire.engine.nonfinite import why_unfit
+from thinwire.checkpoint.finite import why_not_finite
 from thinwire.strategies import Strategy
 
 STEPS = 12
@@ -115,7 +115,7 @@ def checkpoints(out: Any) -> list[str]:
         found.append(manifest.name)
         for part in manifest.parts:
             tree: Any = store.read_part(manifest, part.name)
-            assert not why_unfit(tree), (manifest.name, part.name)
+            assert not why_not_finite(tree), (manifest.name, part.name)
             _all_finite(tree, f"{manifest.name}/{part.name}")
     return found
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from thinwire.checkpoint import decode, encode
-from thinwire.engine.deadlines import Deadlines
-from thinwire.engine.joint import JointState
-from thinwire.engine.membership import Bereft, Membership, Send
-from thinwire.engine.ports import COORDINATOR, Message
-from thinwire.engine.signals import Asked, Caught, Formed, Landed, Published, Signal
-from thinwire.exchange.peer import Peer, Seat, Trees
+from thinwire.coordinator.membership import JointModelLost, Membership, Send
+from thinwire.exchange.joint import JointState
+from thinwire.exchange.peer import Identity, Peer, TreeCodec
+from thinwire.exchange.signals import Asked, Caught, Formed, Landed, Published, Signal
+from thinwire.protocol.deadlines import Deadlines
+from thinwire.protocol.messages import COORDINATOR, Message
 from thinwire.strategies import Strategy
 
 SIZE = 2048
@@ -85,7 +85,7 @@ class Stage:
         self.settle()
 
     def _peer(self, worker: int, attempt: int) -> Peer:
-        link, seat, trees = HandLink(self, worker), Seat(worker, attempt, {}), Trees(encode, decode)
+        link, seat, trees = HandLink(self, worker), Identity(worker, attempt, {}), TreeCodec(encode, decode)
         return Peer(link, seat, self.joints[worker], codec_name=self.codec_name, trees=trees, **self.settings)
 
     def coordinate(self) -> None:
@@ -105,7 +105,7 @@ class Stage:
 
     def _decide(self, decisions: Any) -> None:
         for decision in decisions:
-            self.bereft |= isinstance(decision, Bereft)
+            self.bereft |= isinstance(decision, JointModelLost)
             if isinstance(decision, Send) and decision.worker in self.peers:
                 header = json.loads(json.dumps(decision.header))
                 self.peers[decision.worker].member._link.ready.append(Message(COORDINATOR, header))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from thinwire.engine.deadlines import Deadlines
-from thinwire.engine.groups import Groups
-from thinwire.engine.membership import Bereft, Decision, Membership, Send
+from thinwire.coordinator.groups import Groups
+from thinwire.coordinator.membership import Decision, JointModelLost, Membership, Send
+from thinwire.protocol.deadlines import Deadlines
 
 QUICK = Deadlines(start_s=60.0, silence_s=10.0, prepare_s=5.0, rejoin_s=30.0, settle_s=0.5)
 
@@ -120,7 +120,7 @@ def test_a_part_that_nobody_holds_ends_the_run() -> None:
     found: list[Decision] = []
     for worker, attempt, since in ((0, 0, 1), (2, 0, 1), (1, 1, 0), (3, 1, 0)):
         found = members.prepared(answer(members.generation, attempt, since=since), worker, 4.0)
-    assert any(isinstance(d, Bereft) for d in found)
+    assert any(isinstance(d, JointModelLost) for d in found)
 
 
 def test_a_group_that_fell_apart_unnoticed_meets_once_more() -> None:

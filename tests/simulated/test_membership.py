@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from thinwire.engine.deadlines import Deadlines
-from thinwire.engine.membership import Bereft, Decision, Lost, Membership, Send, Stalled
+from thinwire.coordinator.membership import Decision, JointModelLost, Lost, Membership, Send, Stalled
+from thinwire.protocol.deadlines import Deadlines
 
 QUICK = Deadlines(start_s=60.0, silence_s=10.0, prepare_s=5.0, rejoin_s=30.0, settle_s=0.5)
 
@@ -442,7 +442,9 @@ def test_all_may_leave_and_come_back() -> None:
     assert members.tick(3.0) == []
     members.join(hello(1), 0, 20.0)
     assert [s.worker for s in sent(members.tick(21.0), "prepare")] == [0]
-    assert members.prepared(answer(1, 2, fresh=True), 0, 21.5) == [Bereft((0,))], "the joint model went with them"
+    assert members.prepared(answer(1, 2, fresh=True), 0, 21.5) == [JointModelLost((0,))], (
+        "the joint model went with them"
+    )
 
 
 # -- random lives -----------------------------------------------------------------------------------------------------

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from thinwire.checkpoint import decode, encode
-from thinwire.engine.deadlines import Deadlines
-from thinwire.engine.joint import JointState, slice_state, write_state
-from thinwire.engine.membership import Membership, Send
-from thinwire.engine.signals import Asked, Broken, Caught, Formed, Landed
-from thinwire.exchange.memory import MemoryHub, MemoryLink, Room
-from thinwire.exchange.peer import Peer, Seat, Trees
+from thinwire.coordinator.membership import Membership, Send
+from thinwire.exchange.joint import JointState, slice_state, write_state
+from thinwire.exchange.peer import Identity, Peer, TreeCodec
+from thinwire.exchange.signals import Asked, Broken, Caught, Formed, Landed
+from thinwire.protocol.deadlines import Deadlines
 from thinwire.strategies import MPCA, DiLoCo, Relay, Share, SparkNet, Strategy, Synchronous
+from thinwire.transport.memory import MemoryHub, MemoryLink, Room
 
 SIZE = 1500
 ROUNDS = 12
@@ -46,10 +46,10 @@ class Life:
         self.state = strategy.open(self.x)[1]
         self.peer = Peer(
             MemoryLink(room, me=worker, attempt=attempt),
-            Seat(worker, attempt, {"host": "here"}),
+            Identity(worker, attempt, {"host": "here"}),
             self.joint,
             codec_name="float32",
-            trees=Trees(encode, decode),
+            trees=TreeCodec(encode, decode),
         )
         self.random = torch.Generator().manual_seed(100 * worker + attempt)
         self.snapshots: dict[int, Any] = {}

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from thinwire.engine.ports import Message
-from thinwire.engine.signals import Asked, Averaged, Caught, Landed
+from thinwire.exchange.signals import Asked, Averaged, Caught, Landed
 from thinwire.parameters import Fragment
+from thinwire.protocol.messages import Message
 from thinwire.strategies import MPCA, Relay, SparkNet
 
 from .stage import SIZE, Stage

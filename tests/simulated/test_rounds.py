@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from thinwire.engine.schedule import Cut
 from thinwire.exchange import round as round_module
 from thinwire.exchange import rounds as rounds_module
+from thinwire.exchange.cuts import Cut
 from thinwire.parameters import Fragment
 from thinwire.strategies import Setting
 

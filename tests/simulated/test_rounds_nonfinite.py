@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from thinwire.engine.ports import Message
-from thinwire.engine.signals import Broken, LeftOut
 from thinwire.exchange.rounds import Launch
+from thinwire.exchange.signals import Broken, LeftOut
 from thinwire.parameters import Fragment
+from thinwire.protocol.messages import Message
 from thinwire.rules.compression import CODECS, codec
 
 from .stage import Stage

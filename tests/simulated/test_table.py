@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from thinwire.engine.signals import Averaged, Formed, Landed, Published
+from thinwire.exchange.signals import Averaged, Formed, Landed, Published
 from thinwire.exchange.table.table import Table
 from thinwire.strategies import Joint, Progress, Served, Setting
 

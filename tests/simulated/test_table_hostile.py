@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from thinwire.checkpoint import encode
-from thinwire.engine.ports import Message
+from thinwire.protocol.messages import Message
 
 from .test_table import PLACES, TUPLES, WORKERS, Tables, tables
 

@@ -14,12 +14,12 @@ from torch import nn
 
 import thinwire as tw
 from thinwire import events
-from thinwire.engine import jury
-from thinwire.engine.coordinator import Coordinator
-from thinwire.engine.outcome import Outcome
-from thinwire.engine.stopping import Verdict
-from thinwire.exchange.sure import SureHub
-from thinwire.runlog import RunLog
+from thinwire.coordinator import evaluations as jury
+from thinwire.coordinator.coordinator import Coordinator
+from thinwire.coordinator.outcome import Outcome
+from thinwire.coordinator.stopping import Verdict
+from thinwire.run.run_log import RunLog
+from thinwire.transport.reliable import ReliableHub
 
 ONCE = ("history",)
 """Attributes that hold an entry an evaluation because the user is given them at the end."""
@@ -45,7 +45,7 @@ class Counts:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *at: int) -> None:
         self._at, self._held, self.found = at, {}, dict[int, dict[str, int]]()  # type: ignore[var-annotated]
-        for kind in (Coordinator, SureHub, RunLog):
+        for kind in (Coordinator, ReliableHub, RunLog):
             made = kind.__init__
 
             def noted(one: Any, *args: Any, made: Any = made, **settings: Any) -> None:
@@ -94,7 +94,7 @@ def report(number: int) -> dict[str, Any]:
 
 
 def test_a_report_that_comes_after_the_verdict_is_not_judged_again() -> None:
-    judges = jury.Jury(Verdict(None, None))
+    judges = jury.Evaluations(Verdict(None, None))
     found = []
     for number in range(1, 3 * jury.MOST_OPEN):
         for worker in (0, 1):

@@ -14,7 +14,7 @@ from torch import nn
 
 from thinwire.cluster.frames import decode_images
 from thinwire.errors import CheckpointError
-from thinwire.session import in_turn
+from thinwire.run.session import in_turn
 from thinwire.spark.model import skeleton_of
 from thinwire.spark.objects import Source, code_of, made_of, with_decoder
 from thinwire.spark.predict import Predictor

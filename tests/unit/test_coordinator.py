@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from thinwire import __version__, events
-from thinwire.engine.coordinator import FAREWELL_S, Coordinator
-from thinwire.engine.deadlines import Deadlines
-from thinwire.engine.greeting import PROTOCOL, hello
-from thinwire.engine.outcome import Policy
-from thinwire.engine.ports import Exit, Message
+from thinwire.coordinator.coordinator import FAREWELL_S, Coordinator
+from thinwire.coordinator.outcome import Policy
+from thinwire.coordinator.ports import Exit
 from thinwire.errors import LostWorkersError, ProtocolError
+from thinwire.protocol.deadlines import Deadlines
+from thinwire.protocol.handshake import PROTOCOL, hello
+from thinwire.protocol.messages import Message
 
 PART = {"name": "joint", "size_bytes": 1, "digest": "0" * 64}
 PROGRESS = {"rows": 8, "steps": 1, "busy": 1.0, "gap_s": 0.0, "position": [1, 0]}

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from thinwire.engine.coordinator import Coordinator
-from thinwire.engine.deadlines import Deadlines
-from thinwire.engine.ending import Ending
-from thinwire.engine.greeting import hello
-from thinwire.engine.outcome import Policy
-from thinwire.engine.ports import Exit, Message
+from thinwire.coordinator.coordinator import Coordinator
+from thinwire.coordinator.ending import Ending
+from thinwire.coordinator.outcome import Policy
+from thinwire.coordinator.ports import Exit
+from thinwire.protocol.deadlines import Deadlines
+from thinwire.protocol.handshake import hello
+from thinwire.protocol.messages import Message
 
 PROGRESS = {"rows": 8, "steps": 1, "busy": 1.0, "gap_s": 0.0, "position": [1, 0]}
 VICTIM, FELLOW = 1, 0

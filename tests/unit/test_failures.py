@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from thinwire.engine.failures import failure
-from thinwire.engine.harvest import Harvest
-from thinwire.engine.membership import Seat
-from thinwire.engine.outcome import Outcome
+from thinwire.coordinator.failures import failure
+from thinwire.coordinator.membership import Seat
+from thinwire.coordinator.model_chunks import ModelChunks
+from thinwire.coordinator.outcome import Outcome
 from thinwire.errors import DivergedError, LostWorkersError, ThinwireError, TimedOutError, WorkerError
 
 
@@ -30,7 +30,7 @@ def test_a_failure_ends_the_run_with_the_error_of_its_kind(kind: str, error: typ
 
 
 def test_a_model_that_has_come_in_is_not_replaced_by_another() -> None:
-    harvest = Harvest(1)
+    harvest = ModelChunks(1)
     for word in (b"first", b"other"):
         assert harvest.take({"part": 0, "chunk": 0, "chunks": 1, "i": 0, "n": 1}, memoryview(word))
     assert harvest.results == {0: {0: b"first"}}

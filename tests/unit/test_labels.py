@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from thinwire.checks import metrics_for, output_shape
 from thinwire.errors import DataError
-from thinwire.job import Columns
 from thinwire.replicas.labels import ANY, Labels, WrongLabels, labels_of
 from thinwire.replicas.objectives import LOSSES, Objective, accuracy
+from thinwire.run.checks import metrics_for, output_shape
+from thinwire.run.job import Columns
 
 CLASSES = Labels("classes", "cross_entropy", ignored=-100, soft=True)
 

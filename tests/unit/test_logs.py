@@ -87,7 +87,7 @@ def test_threads_of_different_workers_stay_apart_and_others_are_the_process_s(st
 
 
 def test_an_event_is_a_record_with_its_fields_about_its_worker(stream: io.StringIO) -> None:
-    from thinwire.runlog import RunLog
+    from thinwire.run.run_log import RunLog
 
     logs.start(logs.Wanted("json", "INFO"), stream)
     logs.enter(run="r1")

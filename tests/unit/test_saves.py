@@ -13,11 +13,11 @@ import torch
 
 from thinwire import events
 from thinwire.checkpoint import CheckpointStore
-from thinwire.driver import Run
-from thinwire.engine.group_publishing import GroupPublisher
-from thinwire.engine.outcome import Outcome
-from thinwire.engine.saves import Saves
+from thinwire.coordinator.checkpoints import CheckpointCommits
+from thinwire.coordinator.outcome import Outcome
 from thinwire.errors import CheckpointError
+from thinwire.run.driver import Run
+from thinwire.worker.group_publisher import GroupPublisher
 
 PART = {"name": "joint", "size_bytes": 1, "digest": "0" * 64}
 
@@ -38,17 +38,17 @@ def store() -> Store:
 
 
 @pytest.fixture
-def saves(store: Store) -> Saves:
-    return Saves(1, store, iter(range(1000)).__next__)
+def saves(store: Store) -> CheckpointCommits:
+    return CheckpointCommits(1, store, iter(range(1000)).__next__)
 
 
-def hear(saves: Saves, *names: str) -> None:
+def hear(saves: CheckpointCommits, *names: str) -> None:
     for name in names:
         saves.hear(0, {"t": "saved", "a": 0, "name": name, "steps": 4, "parts": [PART]})
     saves.begin({0}, dict)
 
 
-def test_what_takes_its_time_is_told_when_it_is_done_and_in_order(store: Store, saves: Saves) -> None:
+def test_what_takes_its_time_is_told_when_it_is_done_and_in_order(store: Store, saves: CheckpointCommits) -> None:
     hear(saves, "000001-step-4", "000002-step-8")
     assert [*store.commits] == ["000001-step-4", "000002-step-8"]
     assert not [*saves.ended()]
@@ -62,13 +62,13 @@ def test_what_takes_its_time_is_told_when_it_is_done_and_in_order(store: Store, 
     assert not [*saves.ended()]
 
 
-def test_one_older_than_what_is_being_committed_is_given_up(store: Store, saves: Saves) -> None:
+def test_one_older_than_what_is_being_committed_is_given_up(store: Store, saves: CheckpointCommits) -> None:
     hear(saves, "000002-step-8")
     hear(saves, "000001-step-4")
     assert [*store.commits] == ["000002-step-8"]
 
 
-def test_one_older_than_what_failed_is_not(store: Store, saves: Saves) -> None:
+def test_one_older_than_what_failed_is_not(store: Store, saves: CheckpointCommits) -> None:
     hear(saves, "000002-step-8")
     store.commits["000002-step-8"].set_exception(CheckpointError("the disk is full"))
     (failed,) = saves.ended()
@@ -78,7 +78,7 @@ def test_one_older_than_what_failed_is_not(store: Store, saves: Saves) -> None:
     assert "000001-step-4" in store.commits
 
 
-def test_at_the_end_a_store_has_so_long_and_no_longer(store: Store, saves: Saves) -> None:
+def test_at_the_end_a_store_has_so_long_and_no_longer(store: Store, saves: CheckpointCommits) -> None:
     hear(saves, "000001-step-4", "000002-step-8")
     store.commits["000002-step-8"].set_result(7)
     late, saved = saves.ended(patience_s=0.5)

@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as some
 
-from thinwire.engine.schedule import Cut, Cuts
+from thinwire.exchange.cuts import Cut, Cuts
 from thinwire.parameters import GRAIN
 from thinwire.strategies import Setting
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from thinwire.engine.ports import COORDINATOR
 from thinwire.exchange.spark.box import boxes, machine, path_of
 from thinwire.exchange.spark.link import SPARK, Offer, SparkLink, SparkWire
-from thinwire.exchange.spark.sheet import Sheet
+from thinwire.exchange.spark.shared_memory import SharedMemory
 from thinwire.exchange.spark.tasks import Members, carry_mail, read_parts, sum_parts
+from thinwire.protocol.messages import COORDINATOR
 from thinwire.rules.compression import codec
 
 NOBODY = Members(0, {})
@@ -214,11 +214,11 @@ def test_offers_are_read_once_a_job_and_averaged_by_slice(wire: SparkWire, links
 
 
 def test_a_sheet_is_shared_and_what_a_reader_writes_is_its_own() -> None:
-    sheet = Sheet.of(b"\x01" * 100_000)
+    sheet = SharedMemory.of(b"\x01" * 100_000)
     if isinstance(sheet, bytes):
         pytest.skip("this system has no memory without a name")
     one, other = sheet.read(), sheet.read()
     one[0] = 9
     assert other[0] == 1
     with pytest.raises(ValueError, match="where 5 were announced"):
-        Sheet.received(os.dup(sheet.descriptor), 5)
+        SharedMemory.received(os.dup(sheet.descriptor), 5)

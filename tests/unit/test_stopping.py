@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from thinwire.engine.stopping import EarlyStopping, Target, Verdict
+from thinwire.coordinator.stopping import EarlyStopping, Target, Verdict
 from thinwire.errors import ConfigError
 
 

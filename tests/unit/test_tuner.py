@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from thinwire.engine.schedule import Cut, Cuts
-from thinwire.engine.tuner import Tuner
+from thinwire.exchange.cuts import Cut, Cuts
 from thinwire.rules.period import Link
 from thinwire.strategies import Auto, Measured, Relay, Setting, SparkNet
+from thinwire.worker.tuner import Tuner
 
 
 def tuner() -> Tuner:

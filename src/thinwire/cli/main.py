@@ -195,7 +195,7 @@ def _train(options: argparse.Namespace) -> int:
     sys.path.insert(0, os.getcwd())  # so that a factory beside the recipe is found
     chosen = recipe.load(options.recipe, options.changes)
     if chosen.cluster.kind == "local":
-        from thinwire.cluster.nursery import shared
+        from thinwire.cluster.fork_server import shared
 
         shared()  # it imports torch while this process does
     from thinwire.cli.dashboard import watching

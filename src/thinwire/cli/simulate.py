@@ -18,7 +18,7 @@ from rich.table import Table
 from thinwire import recipe as recipes
 from thinwire.checkpoint import write_file
 from thinwire.cli.wiring import run
-from thinwire.engine.stopping import Target, smaller_is_better
+from thinwire.coordinator.stopping import Target, smaller_is_better
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.recipe import ClusterSection, Recipe
 from thinwire.strategies import strategy

@@ -11,9 +11,9 @@ import torch
 
 from thinwire.cluster.base import Cluster
 from thinwire.cluster.local import Local
+from thinwire.coordinator.stopping import EarlyStopping
 from thinwire.data import open_source
 from thinwire.data.columns import dense
-from thinwire.engine.stopping import EarlyStopping
 from thinwire.errors import ConfigError, nearest
 from thinwire.events import Event
 from thinwire.placement import Pipeline, Placement, Planned, TensorParallel, Whole
@@ -21,7 +21,7 @@ from thinwire.recipe import Recipe
 from thinwire.replicas import Algorithm
 from thinwire.replicas.algorithms import ALGORITHMS
 from thinwire.replicas.objectives import NamedOptimizer, NamedScheduler
-from thinwire.session import Result, fit
+from thinwire.run.session import Result, fit
 from thinwire.strategies import strategy
 
 DIGITS = "digits"

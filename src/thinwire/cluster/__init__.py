@@ -1,1 +1,4 @@
-"""Where workers run. Nothing is imported here, so that `thinwire.cluster.nursery` can start before torch is loaded."""
+"""Where workers run.
+
+Nothing is imported here, so that `thinwire.cluster.fork_server` can start before torch is loaded.
+"""

@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from thinwire.coordinator.ports import Workforce
 from thinwire.data import ShardFiles, Source, open_source, select, split
 from thinwire.data.feeds import Beside, Feed, Fetched, Server, Wanted
-from thinwire.engine.clock import Time
-from thinwire.engine.deadlines import Deadlines
-from thinwire.engine.observation import Observer
-from thinwire.engine.ports import Hub, Wire, Workforce
 from thinwire.placement import Crew, GroupReplica
+from thinwire.protocol.clock import Time
+from thinwire.protocol.deadlines import Deadlines
+from thinwire.protocol.observation import Observer
 from thinwire.replicas import TorchReplica
 from thinwire.replicas.labels import Labels
+from thinwire.transport.ports import Hub, Wire
 
 
 class Entry(Protocol):
@@ -144,7 +145,7 @@ def sockets(host: str, peer_host: str | None) -> tuple[Hub, Wire]:
         host: the address of this machine at which workers reach the coordinator.
         peer_host: the address at which a worker is reached by others; None lets each find its own.
     """
-    from thinwire.exchange.wire import Keys, ZmqHub, ZmqWire  # only here: threads and simulations need no sockets
+    from thinwire.transport.zmq import Keys, ZmqHub, ZmqWire  # only here: threads and simulations need no sockets
 
     keys = Keys.make()
     hub = ZmqHub(keys=keys, host=host)

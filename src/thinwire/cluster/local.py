@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from thinwire.cluster.base import Dealt, DriverData, Entry, sockets
-from thinwire.cluster.nursery import shared
+from thinwire.cluster.fork_server import shared
 from thinwire.cluster.shipping import packed
-from thinwire.engine.clock import REAL
-from thinwire.engine.deadlines import Deadlines
-from thinwire.engine.observation import unobserved
-from thinwire.engine.ports import Exit, Hub, Wire
+from thinwire.coordinator.ports import Exit
 from thinwire.errors import ConfigError
-from thinwire.exchange.memory import MemoryHub, Room
 from thinwire.placement import Crew, between_processes, part_of
+from thinwire.protocol.clock import REAL
+from thinwire.protocol.deadlines import Deadlines
+from thinwire.protocol.observation import unobserved
 from thinwire.replicas import TorchReplica
+from thinwire.transport.memory import MemoryHub, Room
+from thinwire.transport.ports import Hub, Wire
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,13 +106,13 @@ class Local:
 
 
 class LocalWorkforce:
-    """The running processes; see `thinwire.engine.ports.Workforce`."""
+    """The running processes; see `thinwire.coordinator.ports.Workforce`."""
 
     revives = False
 
     def __init__(self, cluster: Local, payload: bytes) -> None:
         self._cluster, self._payload = cluster, payload
-        self._nursery = shared()
+        self._fork_server = shared()
         self._logs = tempfile.TemporaryDirectory(prefix="thinwire-logs-")
         self._running: dict[tuple[int, int], int] = {}
         self._restarts = 0
@@ -120,14 +121,14 @@ class LocalWorkforce:
         """Starts one worker; its code travels through a pipe, so neither arguments nor environment hold a key."""
         log = self._log(worker, attempt)
         threads = self._cluster.threads_each
-        self._running[worker, attempt] = self._nursery.start(self._payload, worker, attempt, threads, log)
+        self._running[worker, attempt] = self._fork_server.start(self._payload, worker, attempt, threads, log)
 
     def exits(self) -> list[Exit]:
-        self._nursery.poll()
+        self._fork_server.poll()
         found = []
         for key, token in list(self._running.items()):
-            code = self._nursery.endings.pop(token, None)
-            if code is None and self._nursery.alive:
+            code = self._fork_server.endings.pop(token, None)
+            if code is None and self._fork_server.alive:
                 continue
             del self._running[key]
             gone = "the process that starts workers has ended"
@@ -141,20 +142,20 @@ class LocalWorkforce:
         self._restarts += 1
         old = self._running.pop((worker, attempt - 1), None)
         if old is not None:  # lost, but its process may still be there: it must not come back
-            self._nursery.kill(old)
-        if not self._nursery.alive:
-            self._nursery = shared()
+            self._fork_server.kill(old)
+        if not self._fork_server.alive:
+            self._fork_server = shared()
         self.start(worker, attempt)
         return True
 
     def stop(self) -> None:
         """Ends what still runs: workers that said good-bye get a moment to leave by themselves."""
         deadline = time.monotonic() + 3.0
-        while self._running and self._nursery.alive and time.monotonic() < deadline:
+        while self._running and self._fork_server.alive and time.monotonic() < deadline:
             self.exits()
             time.sleep(0.01)
         for token in self._running.values():
-            self._nursery.kill(token)
+            self._fork_server.kill(token)
         self._running.clear()
         self._logs.cleanup()
 
@@ -171,7 +172,7 @@ class LocalWorkforce:
 
 
 class ThreadWorkforce:
-    """Workers as threads; see `thinwire.engine.ports.Workforce`."""
+    """Workers as threads; see `thinwire.coordinator.ports.Workforce`."""
 
     revives = False
 

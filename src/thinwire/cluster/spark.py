@@ -39,14 +39,16 @@ from thinwire.cluster.sessions import (
     slots,
 )
 from thinwire.cluster.shipping import packed
-from thinwire.engine.clock import REAL
-from thinwire.engine.deadlines import Deadlines
-from thinwire.engine.greeting import hello
-from thinwire.engine.observation import unobserved
-from thinwire.engine.ports import COORDINATOR, WHOEVER, Exit, Hub, Wire
+from thinwire.coordinator.ports import Exit
 from thinwire.errors import ConfigError, TimedOutError
 from thinwire.placement import between_processes, part_of
+from thinwire.protocol.clock import REAL
+from thinwire.protocol.deadlines import Deadlines
+from thinwire.protocol.handshake import hello
+from thinwire.protocol.messages import ANY_ATTEMPT, COORDINATOR
+from thinwire.protocol.observation import unobserved
 from thinwire.replicas import TorchReplica
+from thinwire.transport.ports import Hub, Wire
 
 GATHER_S = 10.0
 RETURNS = "worker int, attempt bigint, host string, pid int"
@@ -155,7 +157,7 @@ class SparkSite:
 
 
 class SparkWorkforce:
-    """The running job; see `thinwire.engine.ports.Workforce`. Spark itself replaces whom it loses."""
+    """The running job; see `thinwire.coordinator.ports.Workforce`. Spark itself replaces whom it loses."""
 
     revives = True
 
@@ -183,7 +185,7 @@ class SparkWorkforce:
             return helpers
         self._told = True
         reason = f"the Spark job ended: {_told(self._error)}"
-        return helpers + [Exit(worker, WHOEVER, reason) for worker in range(self._workers)]
+        return helpers + [Exit(worker, ANY_ATTEMPT, reason) for worker in range(self._workers)]
 
     def replace(self, worker: int, attempt: int) -> bool:
         if worker >= self._workers:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from thinwire.dashboard.event_reducer import EventReducer
 from thinwire.dashboard.follow import Follower
 from thinwire.dashboard.server import PageServer, Source, as_dict, token_for
-from thinwire.dashboard.story import Story
 
-__all__ = ["Dashboard", "Story", "serve"]
+__all__ = ["Dashboard", "EventReducer", "serve"]
 
 
 class Dashboard:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 
-from thinwire.dashboard.story import Story
+from thinwire.dashboard.event_reducer import EventReducer
 
 SILENT_S = 60.0
 """Without news, after which a run that has not ended counts as dead."""
@@ -25,10 +25,10 @@ WORKER = (
 )
 
 
-def exposition(runs: Sequence[tuple[str, Story, threading.Lock, float]]) -> str:
+def exposition(runs: Sequence[tuple[str, EventReducer, threading.Lock, float]]) -> str:
     """All runs' counters; the last of each run is for how many seconds there was no news of it.
 
-    >>> story = Story()
+    >>> story = EventReducer()
     >>> story.feed({"kind": "worker_joined", "time": 5.0, "worker": 0, "host": "a"})
     >>> text = exposition([("runs/a", story, threading.Lock(), 0.0)])
     >>> [line for line in text.splitlines() if line.startswith("thinwire_workers_live")]
@@ -46,7 +46,7 @@ def exposition(runs: Sequence[tuple[str, Story, threading.Lock, float]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _samples(title: str, story: Story, quiet_s: float) -> Iterable[tuple[str, str, float]]:
+def _samples(title: str, story: EventReducer, quiet_s: float) -> Iterable[tuple[str, str, float]]:
     run = f'run="{_escaped(title)}"'
     rows = story.workers.values()
     totals = (

@@ -21,8 +21,8 @@ from itertools import islice
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from thinwire.dashboard.event_reducer import EventReducer, Reader
 from thinwire.dashboard.prometheus import exposition
-from thinwire.dashboard.story import Reader, Story
 from thinwire.errors import ConfigError
 
 NEWS_S, PING_S, POLL_S, DRAIN_S = 0.5, 5.0, 0.5, 3.0
@@ -58,7 +58,7 @@ class Source:
     title: str
     poll: Callable[[], Any] = lambda: ()
     """Events that are new."""
-    story: Story = field(default_factory=Story)
+    story: EventReducer = field(default_factory=EventReducer)
     lock: threading.Lock = field(default_factory=threading.Lock)
     error: str = ""
     """Why there may be no news."""

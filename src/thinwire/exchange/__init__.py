@@ -1,1 +1,1 @@
-"""How the bytes move: the mesh's rounds, and the links that carry them."""
+"""The exchange thread of one worker: joint state, rounds, table, and Spark's jobs."""

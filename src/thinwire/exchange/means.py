@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from thinwire.engine.ports import FINAL
-from thinwire.engine.signals import Averaged
 from thinwire.exchange.rounds import KNOWN, Completed, Launch
+from thinwire.exchange.signals import Averaged
 from thinwire.parameters import Fragment
+from thinwire.protocol.identifiers import FINAL
 
 MOST = 4
 """Means that are kept, but for those of the end: those before them all have."""

@@ -23,22 +23,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.engine.clock import REAL, Time
-from thinwire.engine.headers import is_among_workers
-from thinwire.engine.joint import JointState
-from thinwire.engine.observation import Synchronised
-from thinwire.engine.ports import COORDINATOR, Header, Link, Message
-from thinwire.engine.signals import Asked, Averaged, Broken, Caught, CutOffError, Formed, Told
-from thinwire.engine.snapshot import Snapshot
 from thinwire.errors import DivergedError, ProtocolError, ThinwireError
-from thinwire.exchange.donation import Donation
-from thinwire.exchange.keys import number
+from thinwire.exchange.identity import Identity, TreeCodec
+from thinwire.exchange.joint import JointState
 from thinwire.exchange.means import Means
 from thinwire.exchange.residuals import Residuals
 from thinwire.exchange.rounds import Completed, Launch, Rounds
-from thinwire.exchange.seat import Seat, Trees
+from thinwire.exchange.signals import Asked, Averaged, Broken, Caught, CutOffError, Formed, Told
+from thinwire.exchange.snapshot import Snapshot
+from thinwire.exchange.state_transfer import StateTransfer
 from thinwire.parameters import Fragment
+from thinwire.protocol.clock import REAL, Time
+from thinwire.protocol.identifiers import number
+from thinwire.protocol.messages import COORDINATOR, Header, Message, is_among_workers
+from thinwire.protocol.observation import Synchronised
 from thinwire.rules.compression import codec, warm_up
+from thinwire.transport.ports import Link
 
 REFUSED = (ArithmeticError, AttributeError, LookupError, RuntimeError, ThinwireError, TypeError, ValueError)
 """What taking in a peer's message may raise when it does not fit."""
@@ -57,17 +57,17 @@ class Member(ABC):
     def __init__(
         self,
         link: Link,
-        seat: Seat,
+        seat: Identity,
         joint: JointState,
         *,
         codec_name: str,
-        trees: Trees,
+        trees: TreeCodec,
         fresh: bool = True,
         silence_s: float = 30.0,
         stop_on_nonfinite: bool = False,
         time: Time = REAL,
     ) -> None:
-        self._link, self._seat, self._joint, self._trees, self.time = link, seat, joint, trees, time
+        self._link, self._identity, self._joint, self._trees, self.time = link, seat, joint, trees, time
         self._codec_name, self._silence_s = codec_name, silence_s
         self._stop_on_nonfinite, self._flaws = stop_on_nonfinite, 0
         strategy = joint.strategy
@@ -78,7 +78,7 @@ class Member(ABC):
         """What the main thread is to hear, in order."""
         self._commands: deque[Callable[[], None]] = deque()
         self._means = Means()
-        self.donation = Donation(self._tell_peer, time.now)
+        self.donation = StateTransfer(self._tell_peer, time.now)
         self._wants: list[tuple[int, int]] = []
         self._agreed = (-1, 0)
         """This generation's reference, and the rounds that it had landed."""
@@ -102,7 +102,7 @@ class Member(ABC):
         strategy, longest = self._joint.strategy, self._joint.size + (1 << 24)  # means of buffers may be longer
         settings: dict[str, Any] = {"quorum": strategy.quorum, "grace_s": strategy.grace_s, "longest": longest}
         settings |= {"clock": self.time.now, "tell": self.tell_not_finite}
-        return Rounds(self._seat.worker, self._send, self.residuals.lane, **settings)
+        return Rounds(self._identity.worker, self._send, self.residuals.lane, **settings)
 
     def tell_not_finite(self, worker: int, round: str, what: str, values: int) -> None:
         """Puts into the run's log that what a worker gave is not finite; the first times, for one may go on and on."""
@@ -111,8 +111,8 @@ class Member(ABC):
             text = f"{values} values of the {what} of worker {worker} in round {round} are not finite"
             self.signals.put(Broken(DivergedError(text)))
         elif self._flaws <= MOST_FLAWS:
-            fields = {"worker": worker, "what": what, "values": values, "round": round, "by": self._seat.worker}
-            event = {"t": "event", "a": self._seat.attempt, "kind": "non_finite", "fields": fields}
+            fields = {"worker": worker, "what": what, "values": values, "round": round, "by": self._identity.worker}
+            event = {"t": "event", "a": self._identity.attempt, "kind": "non_finite", "fields": fields}
             self._link.send(COORDINATOR, event)
 
     # -- training's own traffic -------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ class Member(ABC):
     def join(self) -> None:
         """Asks for a seat, once the codec's loops are loaded: later they would take the processor from training."""
         warm_up(codec(self._joint.cuts.newest.setting.codec or self._codec_name))
-        hello = {"t": "join", "a": self._seat.attempt, "address": self._link.address, **self._seat.hello}
+        hello = {"t": "join", "a": self._identity.attempt, "address": self._link.address, **self._identity.hello}
         self._link.send(COORDINATOR, hello)
 
     def _rejoin(self) -> None:
@@ -266,19 +266,24 @@ class Member(ABC):
             self.beat()
         if now - self._heard > self._silence_s:
             raise CutOffError(
-                f"worker {self._seat.worker} has heard nothing from the coordinator for {self._silence_s:.0f} s; "
+                f"worker {self._identity.worker} has heard nothing from the coordinator for {self._silence_s:.0f} s; "
                 "it has probably ended, so this worker ends too"
             )
 
     def _refuse(self, sender: int, error: Exception) -> None:
         self._rounds.refused += 1
         if self._rounds.refused <= MOST_LOGGED:
-            _log.warning("worker %s refused a message of worker %s: %s", self._seat.worker, sender, error)
+            _log.warning("worker %s refused a message of worker %s: %s", self._identity.worker, sender, error)
 
     def beat(self, *, sure: bool = False) -> None:
         """Says how far this worker is; surely, where no later beat would make up for a lost one."""
         self._last_beat = self.time.now()
-        header: Header = {"t": "beat", "a": self._seat.attempt, "landed": self._joint.landed, "progress": self.progress}
+        header: Header = {
+            "t": "beat",
+            "a": self._identity.attempt,
+            "landed": self._joint.landed,
+            "progress": self.progress,
+        }
         header |= {"bytes": self.bytes_sent + self.aside_bytes, "received": self.bytes_received}
         header |= {"waiting": self._waiting_for(), "refused": self._rounds.refused + getattr(self._link, "refused", 0)}
         self._link.send(COORDINATOR, header | {"sure": True} if sure else header)
@@ -291,7 +296,7 @@ class Member(ABC):
         self._send(peer, self._stamped(kind) | header, payload)
 
     def _stamped(self, kind: str) -> Header:
-        return {"t": kind, "g": self._rounds.generation, "a": self._seat.attempt}
+        return {"t": kind, "g": self._rounds.generation, "a": self._identity.attempt}
 
     # -- generations ------------------------------------------------------------------------------------------------
 
@@ -303,7 +308,7 @@ class Member(ABC):
             self._frozen = True
             answer = {
                 "t": "prepared",
-                "a": self._seat.attempt,
+                "a": self._identity.attempt,
                 "g": header["g"],
                 "landed": self._joint.landed,
                 "fresh": self._fresh or self._needs_state,
@@ -317,7 +322,7 @@ class Member(ABC):
             self._rejoin() if kind == "rejoin" else self.signals.put(Told(header))
 
     def _commit(self, header: Header) -> None:
-        me = self._seat.worker
+        me = self._identity.worker
         mine = header["members"][str(me)]
         attempts = {int(k): int(v["attempt"]) for k, v in header["members"].items()}
         self._link.connect({int(k): v["address"] for k, v in header["members"].items() if int(k) != me})

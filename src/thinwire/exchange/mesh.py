@@ -14,24 +14,25 @@ from typing import Any
 
 from torch import Tensor
 
-from thinwire.engine.joint import JointState
-from thinwire.engine.observation import Merged
-from thinwire.engine.ports import Header, Link
-from thinwire.engine.signals import Landed, LeftOut
-from thinwire.engine.snapshot import Snapshot
-from thinwire.engine.spares import Spares
-from thinwire.exchange.keys import before, train_number
+from thinwire.exchange.buffer_pool import BufferPool
+from thinwire.exchange.identity import Identity
+from thinwire.exchange.joint import JointState
 from thinwire.exchange.member import Member
 from thinwire.exchange.rounds import Completed, Launch
-from thinwire.exchange.seat import Seat
+from thinwire.exchange.signals import Landed, LeftOut
+from thinwire.exchange.snapshot import Snapshot
 from thinwire.parameters import Fragment
+from thinwire.protocol.identifiers import before, train_number
+from thinwire.protocol.messages import Header
+from thinwire.protocol.observation import Merged
 from thinwire.rules.finite import count_not_finite
+from thinwire.transport.ports import Link
 
 
 class Mesh(Member):
     """One worker's part in rounds of all workers."""
 
-    def __init__(self, link: Link, seat: Seat, joint: JointState, **settings: Any) -> None:
+    def __init__(self, link: Link, seat: Identity, joint: JointState, **settings: Any) -> None:
         super().__init__(link, seat, joint, **settings)
         self._numbering = threading.Lock()
         self._next_round = joint.landed
@@ -40,7 +41,7 @@ class Mesh(Member):
         self._ready: dict[int, Completed] = {}
         self._contributed: set[int] = set()
         self._values: dict[int, Tensor] = {}
-        self._spares = Spares(joint.strategy.in_flight)
+        self._spares = BufferPool(joint.strategy.in_flight)
 
     def claim(self) -> tuple[int, Fragment]:
         with self._numbering:
@@ -184,7 +185,7 @@ class Mesh(Member):
                 publish |= "publish" in note
                 save |= "save" in note
             model = self._joint.model
-            if self._seat.worker in done.dropped and own:
+            if self._identity.worker in done.dropped and own:
                 self.signals.put(LeftOut(round, 0, True))
             self.signals.put(
                 Landed(

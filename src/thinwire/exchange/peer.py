@@ -14,17 +14,18 @@ from typing import Any
 
 from torch import Tensor
 
-from thinwire.engine.joint import JointState
-from thinwire.engine.ports import COORDINATOR, Header, Link
-from thinwire.engine.signals import Broken, Signal
-from thinwire.engine.snapshot import Snapshot
+from thinwire.exchange.identity import Identity, TreeCodec
+from thinwire.exchange.joint import JointState
 from thinwire.exchange.member import BEAT_S, Member
 from thinwire.exchange.mesh import Mesh
 from thinwire.exchange.rounds import Launch
-from thinwire.exchange.seat import Seat, Trees
+from thinwire.exchange.signals import Broken, Signal
+from thinwire.exchange.snapshot import Snapshot
 from thinwire.parameters import Fragment
+from thinwire.protocol.messages import COORDINATOR, Header
+from thinwire.transport.ports import Link
 
-__all__ = ["Peer", "Seat", "Trees"]
+__all__ = ["Peer", "Identity", "TreeCodec"]
 
 LINGER_S = 120.0
 """As long as a step may take."""
@@ -37,7 +38,14 @@ class Peer:
     """
 
     def __init__(
-        self, link: Link, seat: Seat, joint: JointState, *, trees: Trees, kind: type[Member] = Mesh, **settings: Any
+        self,
+        link: Link,
+        seat: Identity,
+        joint: JointState,
+        *,
+        trees: TreeCodec,
+        kind: type[Member] = Mesh,
+        **settings: Any,
     ) -> None:
         self._link, self._trees = link, trees
         self.member = kind(link, seat, joint, trees=trees, **settings)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from thinwire.exchange.keys import train_number
 from thinwire.exchange.round import Lane
+from thinwire.protocol.identifiers import train_number
 from thinwire.rules.compression import codec
 
 

@@ -22,12 +22,13 @@ import torch
 from torch import Tensor
 
 from thinwire import logs
-from thinwire.engine.headers import is_note
-from thinwire.engine.ports import Clock, Header
 from thinwire.errors import ThinwireError
-from thinwire.exchange.keys import train_number
+from thinwire.exchange.notes import is_note
 from thinwire.exchange.round import BY_DESIGN, KNOWN, Chunk, Completed, Lane, Launch, Round, cut
 from thinwire.parameters import Fragment
+from thinwire.protocol.clock import Clock
+from thinwire.protocol.identifiers import train_number
+from thinwire.protocol.messages import Header
 
 _log = logging.getLogger("thinwire.exchange")
 

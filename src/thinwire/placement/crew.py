@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.engine.signals import GroupBrokenError
+from thinwire.exchange.signals import GroupBrokenError
 from thinwire.placement.gloo import Gloo
 
 SIGNS = ("gloo", "onnection", "imed out", "peer")

@@ -16,7 +16,7 @@ from thinwire.errors import ConfigError
 from thinwire.models import model_by_name
 from thinwire.replicas.labels import labels_of
 from thinwire.replicas.objectives import NamedOptimizer
-from thinwire.session import fit, in_turn
+from thinwire.run.session import fit, in_turn
 from thinwire.spark.imports import checked
 from thinwire.spark.model import TorchModel
 from thinwire.spark.objects import Source, code_of, damaged, made_of

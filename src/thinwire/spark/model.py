@@ -14,7 +14,7 @@ from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from torch import nn
 
 from thinwire.errors import ConfigError
-from thinwire.session import Result
+from thinwire.run.session import Result
 from thinwire.spark.imports import checked
 from thinwire.spark.objects import Source, code_of, damaged, made_of, with_decoder
 from thinwire.spark.params import DEFAULTS, SharedParams

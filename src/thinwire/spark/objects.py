@@ -35,7 +35,7 @@ from thinwire.cluster.frames import decode_images
 from thinwire.errors import CheckpointError, ThinwireError
 from thinwire.models import ZOO
 from thinwire.replicas.objectives import LOSSES, OPTIMIZERS
-from thinwire.session import composed
+from thinwire.run.session import composed
 from thinwire.spark.imports import LISTED, RefusedError, defined, is_defined
 from thinwire.strategies import STRATEGIES, Strategy, name_of, strategy
 

@@ -87,7 +87,7 @@ def train(model: str, marked: Marked) -> None:
 def through_a_session(model: str, threads: int, marked: Marked) -> None:
     """The same by one worker of a session."""
     from thinwire.cluster.local import Local
-    from thinwire.session import fit
+    from thinwire.run.session import fit
 
     def told(event: events.Event) -> None:
         if isinstance(event, events.WorkerJoined):

@@ -12,8 +12,8 @@ from unittest import mock
 
 import torch
 
-from thinwire.engine import joint
-from thinwire.engine.joint import JointState
+from thinwire.exchange import joint
+from thinwire.exchange.joint import JointState
 from thinwire.exchange.round import CHUNK_BYTES, Chunk, Lane, Round
 from thinwire.models import cnn8, mlp
 from thinwire.parameters import Fragment

@@ -15,12 +15,12 @@ from thinwire.checkpoint import decode, encode
 from thinwire.cluster.simulated.fibers import VirtualTime
 from thinwire.cluster.simulated.links import Ether, EtherHub
 from thinwire.cluster.simulated.network import Network
-from thinwire.engine.coordinator import Coordinator
-from thinwire.engine.deadlines import Deadlines
-from thinwire.engine.greeting import hello
-from thinwire.engine.joint import JointState
-from thinwire.engine.outcome import Policy
-from thinwire.exchange.peer import Peer, Seat, Trees
+from thinwire.coordinator.coordinator import Coordinator
+from thinwire.coordinator.outcome import Policy
+from thinwire.exchange.joint import JointState
+from thinwire.exchange.peer import Identity, Peer, TreeCodec
+from thinwire.protocol.deadlines import Deadlines
+from thinwire.protocol.handshake import hello
 from thinwire.rules.period import Link
 from thinwire.strategies import strategy
 from thinwire_lab.bench.crew import Crew
@@ -116,8 +116,8 @@ def simulated(case: _Case, handling: float, bytes_per_s: float) -> list[dict[str
         chosen = strategy(case.name, case.knobs)
         replica = PacedReplica(SIZE, case.step_s, worker, pause=time)
         joint = JointState(chosen, replica.vector.detach().clone(), WORKERS)
-        seat = Seat(worker, 0, hello() | {"rows": ROWS})
-        trees = Trees(encode, decode)
+        seat = Identity(worker, 0, hello() | {"rows": ROWS})
+        trees = TreeCodec(encode, decode)
         peer = Peer(ether.link(worker, 0), seat, joint, codec_name="float32", trees=trees, time=time)
         found.append(paced(peer, replica, joint, worker, "float32", warm_up=case.warm_up, steps=case.steps))
 

@@ -101,7 +101,7 @@ def _anonymous_mb() -> float:
 def predict(quick: bool, say: Say) -> Report:
     """Rows per second of `transform`, over those of one row per forward pass."""
     from thinwire.models import mlp
-    from thinwire.session import Result
+    from thinwire.run.session import Result
     from thinwire.spark import TorchModel
 
     count, single, turns = (20_000, 2_000, 1) if quick else (200_000, 10_000, 3)

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.engine.joint import JointState
-from thinwire.engine.signals import Averaged, Formed, Landed
+from thinwire.exchange.joint import JointState
 from thinwire.exchange.peer import Peer
+from thinwire.exchange.signals import Averaged, Formed, Landed
 from thinwire.strategies import SparkNet
 from thinwire_lab.bench.seats import Place, join, leave, wait_for
 

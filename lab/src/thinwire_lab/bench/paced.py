@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, Protocol, final
 import torch
 from torch import Tensor, nn
 
-from thinwire.engine.joint import JointState
-from thinwire.engine.plan import WorkerPlan
-from thinwire.engine.worker import Worker
+from thinwire.exchange.joint import JointState
 from thinwire.exchange.peer import Peer
 from thinwire.replicas import TorchReplica, TrainSpec
 from thinwire.strategies import Strategy, strategy
+from thinwire.worker.plan import WorkerPlan
+from thinwire.worker.worker import Worker
 from thinwire_lab.bench.seats import Place, join
 
 ROWS = 64
@@ -29,7 +29,7 @@ class _Batch(NamedTuple):
 
 @final
 class _Batches:
-    """Batches of no rows in particular; see `thinwire.engine.ports.Batches`."""
+    """Batches of no rows in particular; see `thinwire.worker.ports.Batches`."""
 
     num_rows = ROWS * 1_000_000
     batches_per_epoch = 1_000_000

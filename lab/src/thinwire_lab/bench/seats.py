@@ -12,18 +12,18 @@ from typing import Any, TypeVar
 
 from thinwire.checkpoint import decode, encode
 from thinwire.cluster.process import make_own
-from thinwire.engine.coordinator import Coordinator
-from thinwire.engine.deadlines import Deadlines
-from thinwire.engine.greeting import hello
-from thinwire.engine.joint import JointState
-from thinwire.engine.outcome import Policy
-from thinwire.engine.ports import Exit
-from thinwire.engine.signals import Broken, Signal
+from thinwire.coordinator.coordinator import Coordinator
+from thinwire.coordinator.outcome import Policy
+from thinwire.coordinator.ports import Exit
 from thinwire.errors import TimedOutError
-from thinwire.exchange import wire
-from thinwire.exchange.peer import Peer, Trees
-from thinwire.exchange.peer import Seat as PeerSeat
-from thinwire.exchange.wire import Keys, ZmqHub, ZmqLink
+from thinwire.exchange.joint import JointState
+from thinwire.exchange.peer import Identity as PeerSeat
+from thinwire.exchange.peer import Peer, TreeCodec
+from thinwire.exchange.signals import Broken, Signal
+from thinwire.protocol.deadlines import Deadlines
+from thinwire.protocol.handshake import hello
+from thinwire.transport import zmq as wire
+from thinwire.transport.zmq import Keys, ZmqHub, ZmqLink
 
 S = TypeVar("S", bound=Signal)
 
@@ -56,7 +56,7 @@ def join(place: Place, joint: JointState, codec_name: str, rows: int = 1, **kind
     keys = Keys(*(k.encode() for k in place.keys))
     link = ZmqLink(me=place.worker, attempt=0, keys=keys, coordinator=place.coordinator, host=place.host)
     seat = PeerSeat(place.worker, 0, hello() | {"rows": rows})
-    return Peer(link, seat, joint, codec_name=codec_name, trees=Trees(encode, decode), silence_s=60.0, **kind)
+    return Peer(link, seat, joint, codec_name=codec_name, trees=TreeCodec(encode, decode), silence_s=60.0, **kind)
 
 
 def wait_for(peer: Peer, kind: type[S], timeout_s: float = 120.0) -> S:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from thinwire.engine.joint import JointState
-from thinwire.engine.signals import Averaged, Formed, Landed
+from thinwire.exchange.joint import JointState
+from thinwire.exchange.signals import Averaged, Formed, Landed
 from thinwire.exchange.table.table import Table
 from thinwire.strategies import EASGD
 from thinwire_lab.bench.crew import Crew

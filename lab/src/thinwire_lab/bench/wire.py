@@ -17,16 +17,16 @@ import torch
 
 from thinwire.checkpoint import decode, encode
 from thinwire.cluster.sessions import start_session
-from thinwire.engine.coordinator import Coordinator
-from thinwire.engine.deadlines import Deadlines
-from thinwire.engine.greeting import hello
-from thinwire.engine.joint import JointState
-from thinwire.engine.outcome import Policy
-from thinwire.engine.signals import Formed, Landed
-from thinwire.exchange.peer import Peer, Seat, Trees
+from thinwire.coordinator.coordinator import Coordinator
+from thinwire.coordinator.outcome import Policy
+from thinwire.exchange.joint import JointState
+from thinwire.exchange.peer import Identity, Peer, TreeCodec
+from thinwire.exchange.signals import Formed, Landed
 from thinwire.exchange.spark.link import SparkWire
 from thinwire.exchange.spark.post import SparkHub
 from thinwire.exchange.spark.rounds import SparkMesh
+from thinwire.protocol.deadlines import Deadlines
+from thinwire.protocol.handshake import hello
 from thinwire.strategies import SparkNet
 from thinwire_lab.bench.crew import Crew
 from thinwire_lab.bench.report import Report, Row, Say
@@ -118,8 +118,8 @@ def _agent(run: SparkWire, size: int, exchanges: int, codec: str, batches: Itera
     assert context is not None
     worker, attempt = context.partitionId(), int(context.taskAttemptId())
     joint = JointState(SparkNet(period=1), torch.zeros(size), WORKERS)
-    seat = Seat(worker, attempt, hello() | {"rows": 1})
-    trees = Trees(encode, decode)
+    seat = Identity(worker, attempt, hello() | {"rows": 1})
+    trees = TreeCodec(encode, decode)
     link = run.link(worker, attempt)
     peer = Peer(link, seat, joint, trees=trees, kind=SparkMesh, codec_name=codec, silence_s=120.0)
     peer.start("equal")

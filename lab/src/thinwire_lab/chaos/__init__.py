@@ -1,6 +1,6 @@
 """Real processes, and what is done to them on purpose; see `thinwire testbed chaos`."""
 
-from thinwire_lab.chaos.bout import Bout, Report
-from thinwire_lab.chaos.deeds import ARENAS
+from thinwire_lab.chaos.faults import ARENAS
+from thinwire_lab.chaos.trial import Report, Trial
 
-__all__ = ["ARENAS", "Bout", "Report"]
+__all__ = ["ARENAS", "Trial", "Report"]

@@ -14,9 +14,9 @@ from rich.table import Table
 from thinwire.errors import ConfigError, nearest
 from thinwire_lab.bench.report import about
 from thinwire_lab.chaos import ARENAS, Report
-from thinwire_lab.chaos.bout import raise_if_wrong
+from thinwire_lab.chaos.campaign import PLACEMENTS, Campaign, known_strategies
 from thinwire_lab.chaos.host import Host
-from thinwire_lab.chaos.season import PLACEMENTS, Season, known_strategies
+from thinwire_lab.chaos.trial import raise_if_wrong
 from thinwire_lab.sparkbed import SparkBed
 
 
@@ -35,7 +35,7 @@ def chaos(options: argparse.Namespace) -> int:
     console = Console(stderr=True)
     words = f"thinwire testbed chaos --seed {options.seed} --deeds {options.deeds} --arenas {','.join(arenas)}"
     given = (options.seed, arenas, strategies, options.minutes, out, options.kills, options.deeds, placements)
-    season = Season(*given, about=about(words))
+    season = Campaign(*given, about=about(words))
 
     def told(report: Report) -> None:
         state = f"[red]{report.wrong[0]}[/]" if report.wrong else f"{report.rows:,} rows, as many as there are"
@@ -54,7 +54,7 @@ def chaos(options: argparse.Namespace) -> int:
     return 0
 
 
-def _show(season: Season, out: str) -> None:
+def _show(season: Campaign, out: str) -> None:
     table = Table(show_header=False, box=box.ROUNDED)
     for name, value in season.totals().items():
         table.add_row(name.replace("_", " "), f"{value:,}")

@@ -18,14 +18,14 @@ import torch
 
 import thinwire
 from thinwire.checkpoint import CheckpointStore
+from thinwire.checkpoint.finite import why_not_finite
 from thinwire.cluster.simulated import Simulated
-from thinwire.engine.deadlines import Deadlines
-from thinwire.engine.nonfinite import why_unfit
-from thinwire.engine.ports import FINAL
 from thinwire.errors import DivergedError, LostWorkersError, ThinwireError
+from thinwire.protocol.deadlines import Deadlines
+from thinwire.protocol.identifiers import FINAL
 from thinwire_lab.schedules.draw import EPOCHS, MENU, STEP_S, Schedule
+from thinwire_lab.schedules.invariants import BrokenInvariantError, InvariantChecker
 from thinwire_lab.schedules.tokens import Ledger, TokenPart, TokenReplica, loss
-from thinwire_lab.schedules.witness import BrokenInvariantError, Witness
 
 ROWS, BATCH = 16, 4
 """Of one worker, and of one step."""
@@ -82,7 +82,7 @@ class _Site:
         self._schedule = schedule
         self.made = self.cluster.site(None)
         ledger = LEDGERS.get(schedule.name, "none")
-        self.witness = Witness(self.made.time, ledger=ledger, group_size=schedule.group_size)
+        self.witness = InvariantChecker(self.made.time, ledger=ledger, group_size=schedule.group_size)
         self.made.replica = self._replica
         self.made.part = self._part
         self.made.observe = self.witness.observe
@@ -206,7 +206,7 @@ def _check_checkpoints(out: str) -> None:
     for manifest in store.manifests():
         for part in manifest.parts:
             tree: Any = store.read_part(manifest, part.name)
-            if why := why_unfit(tree):
+            if why := why_not_finite(tree):
                 raise BrokenInvariantError(f"checkpoint {manifest.name}, {part.name}: {why}")
         if not any(part.name.startswith("joint") for part in manifest.parts):
             raise BrokenInvariantError(f"checkpoint {manifest.name} has no joint model")

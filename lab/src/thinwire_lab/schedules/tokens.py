@@ -17,7 +17,7 @@ from thinwire.placement import Crew, GroupReplica
 from thinwire.placement.portions import Portion
 from thinwire.placement.replica import Part
 from thinwire.replicas import TorchReplica, TrainSpec
-from thinwire_lab.schedules.witness import Witness
+from thinwire_lab.schedules.invariants import InvariantChecker
 
 PLACES = 512
 
@@ -45,7 +45,7 @@ def loss(output: Tensor, label: Tensor) -> Tensor:
 class StepTimes:
     """What the steps of one worker take, drawn by the seed."""
 
-    def __init__(self, witness: Witness, spec: TrainSpec, step_s: float, spread: float) -> None:
+    def __init__(self, witness: InvariantChecker, spec: TrainSpec, step_s: float, spread: float) -> None:
         self._time, self._step_s, self._spread = witness.time, step_s, spread
         self._random = random.Random(f"{spec.seed} {witness.owner()}")
 
@@ -58,7 +58,9 @@ class StepTimes:
 class TokenReplica(TorchReplica):
     """A replica whose steps take virtual time and leave a mark."""
 
-    def __init__(self, witness: Witness, model: Any, spec: TrainSpec, worker: int, *, step_s: float, spread: float):
+    def __init__(
+        self, witness: InvariantChecker, model: Any, spec: TrainSpec, worker: int, *, step_s: float, spread: float
+    ):
         super().__init__(model, spec, worker)
         self._witness, self._owner = witness, witness.owner()
         self._times = StepTimes(witness, spec, step_s, spread)
@@ -73,7 +75,9 @@ class TokenReplica(TorchReplica):
 class TokenPart(GroupReplica):
     """A member's part of such a replica: a step of the group leaves the same mark in every part."""
 
-    def __init__(self, witness: Witness, spec: TrainSpec, worker: int, crew: Crew, *, step_s: float, spread: float):
+    def __init__(
+        self, witness: InvariantChecker, spec: TrainSpec, worker: int, crew: Crew, *, step_s: float, spread: float
+    ):
         self.crew, self.device = crew, torch.device("cpu")
         self.module = ledger = Ledger()
         self._witness, self._owner = witness, witness.owner()

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import thinwire as tw
 from thinwire import events
 from thinwire.strategies import strategy
-from thinwire_lab.chaos.deeds import executor_of
+from thinwire_lab.chaos.faults import executor_of
 from thinwire_lab.soak import gauges
 from thinwire_lab.soak.order import Order
 

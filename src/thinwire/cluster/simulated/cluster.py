@@ -11,21 +11,22 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from thinwire.cluster.base import Dealt, DriverData, Entry
+from thinwire.cluster.simulated.fault_injection import FaultInjection
 from thinwire.cluster.simulated.fibers import VirtualTime
 from thinwire.cluster.simulated.flaws import Flaws, Spell
-from thinwire.cluster.simulated.lab import Lab
+from thinwire.cluster.simulated.gradient_batching import GradientBatcher
 from thinwire.cluster.simulated.links import Ether, EtherHub
 from thinwire.cluster.simulated.meetings import Meetings
 from thinwire.cluster.simulated.network import Network
 from thinwire.cluster.simulated.steps import StepTimes
-from thinwire.cluster.simulated.weather import Weather
-from thinwire.engine.deadlines import Deadlines
-from thinwire.engine.observation import Observer, unobserved
-from thinwire.engine.ports import Exit, Hub, Wire
+from thinwire.coordinator.ports import Exit
 from thinwire.errors import ConfigError, nearest
 from thinwire.placement import GroupReplica
+from thinwire.protocol.deadlines import Deadlines
+from thinwire.protocol.observation import Observer, unobserved
 from thinwire.replicas import TorchReplica
 from thinwire.rules.period import Link
+from thinwire.transport.ports import Hub, Wire
 from thinwire.units import rate_bytes
 
 TASK_S = 0.5
@@ -165,12 +166,12 @@ class SimulatedSite:
             busy=self.network.busy,
             seed=cluster.seed,
         )
-        self.lab = Lab(self.time, steps, cluster.workers)
+        self.lab = GradientBatcher(self.time, steps, cluster.workers)
         spells = [Spell(f.worker, f.at_s, f.at_s + f.seconds, f.share) for f in cluster.faults if f.kind == "nan"]
         self.flaws = Flaws(self.time, spells, cluster.seed)
         self.replica: Callable[..., TorchReplica] = self._replica
         self.part: Callable[..., GroupReplica] = self._part
-        self._weather = Weather(cluster.seed)
+        self._weather = FaultInjection(cluster.seed)
         self.meetings = Meetings(self.time, self.network, self._weather, cluster.seed)
         self.crew = self.meetings.crew
         self.observe: Observer = unobserved
@@ -212,7 +213,7 @@ class SimulatedSite:
 
 
 class SimulatedWorkforce:
-    """Workers as fibers; see `thinwire.engine.ports.Workforce`."""
+    """Workers as fibers; see `thinwire.coordinator.ports.Workforce`."""
 
     def __init__(self, site: SimulatedSite, cluster: Simulated, ether: Ether, entry: Entry) -> None:
         self._time, self._network, self._cluster = site.time, site.network, cluster

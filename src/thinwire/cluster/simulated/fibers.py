@@ -28,7 +28,7 @@ class KilledError(BaseException):
 
 
 class Fiber:
-    """One line of execution; see `thinwire.engine.clock.Beside`."""
+    """One line of execution; see `thinwire.protocol.clock.Beside`."""
 
     def __init__(self, time: VirtualTime, act: Callable[[], Any], name: str, owner: object) -> None:
         self._time, self._act = time, act
@@ -78,7 +78,7 @@ class Fiber:
 
 
 class VirtualTime:
-    """See `thinwire.engine.clock.Time`. Whoever makes it is its first fiber."""
+    """See `thinwire.protocol.clock.Time`. Whoever makes it is its first fiber."""
 
     def __init__(self, takes_s: Mapping[str, float] = MappingProxyType({})) -> None:
         self._now, self._takes_s = 0.0, takes_s
@@ -236,7 +236,7 @@ class VirtualTime:
 
 
 class VirtualQueue:
-    """See `thinwire.engine.clock.Queue`."""
+    """See `thinwire.protocol.clock.Queue`."""
 
     def __init__(self, time: VirtualTime) -> None:
         self._time = time

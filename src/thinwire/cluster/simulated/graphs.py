@@ -33,7 +33,7 @@ def capturable(replica: TorchReplica) -> bool:
 
 
 class Graphs:
-    """See `thinwire.cluster.simulated.lab.Way`."""
+    """See `thinwire.cluster.simulated.gradient_batching.Way`."""
 
     least = 1
 

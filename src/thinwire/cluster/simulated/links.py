@@ -6,18 +6,18 @@ import functools
 import json
 import math
 
+from thinwire.cluster.simulated.fault_injection import FaultInjection
 from thinwire.cluster.simulated.fibers import VirtualTime
 from thinwire.cluster.simulated.network import Network
-from thinwire.cluster.simulated.weather import Weather
-from thinwire.engine.ports import COORDINATOR, Message
-from thinwire.exchange.memory import MemoryHub, MemoryLink, Room
+from thinwire.protocol.messages import COORDINATOR, Message
+from thinwire.transport.memory import MemoryHub, MemoryLink, Room
 
 FRAME_BYTES = 64
 """What a message has on the wire beside its header and payload."""
 
 
 class Ether(Room):
-    """Where the links of one run find each other; see `thinwire.engine.ports.Wire`."""
+    """Where the links of one run find each other; see `thinwire.transport.ports.Wire`."""
 
     def __init__(
         self,
@@ -25,13 +25,13 @@ class Ether(Room):
         network: Network,
         driver: int,
         handling: float = math.inf,
-        weather: Weather | None = None,
+        weather: FaultInjection | None = None,
     ) -> None:
         super().__init__(make=time.queue)
         self.time, self._network, self._driver = time, network, driver
         self.handling = handling
         """Bytes a second that a worker's exchange can pack, encrypt, add up and unpack."""
-        self.weather = Weather(0) if weather is None else weather
+        self.weather = FaultInjection(0) if weather is None else weather
         self.dead: list[tuple[int, int]] = []
         """Workers and attempts whose connections have ended, and nobody has been told."""
         self._gone: set[str] = set()
@@ -99,7 +99,7 @@ class _Link(MemoryLink):
 
 
 class EtherHub(MemoryHub):
-    """The coordinator's link; see `thinwire.engine.ports.Hub`."""
+    """The coordinator's link; see `thinwire.transport.ports.Hub`."""
 
     _room: Ether
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from thinwire.cluster.simulated.fault_injection import FaultInjection
 from thinwire.cluster.simulated.fibers import Fiber, VirtualTime
 from thinwire.cluster.simulated.network import Network
-from thinwire.cluster.simulated.weather import Weather
 from thinwire.errors import ConfigError
 from thinwire.placement import Crew
 
@@ -36,7 +36,7 @@ class Owner(NamedTuple):
 class Meetings:
     """All meetings of the groups of one run."""
 
-    def __init__(self, time: VirtualTime, network: Network, weather: Weather, seed: int) -> None:
+    def __init__(self, time: VirtualTime, network: Network, weather: FaultInjection, seed: int) -> None:
         self.time, self.network, self.weather = time, network, weather
         self._chance = random.Random(f"{seed} meetings")
         self._held: dict[tuple[str, str], _Meeting] = {}

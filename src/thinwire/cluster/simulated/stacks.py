@@ -31,7 +31,7 @@ def stackable(replica: TorchReplica) -> bool:
 
 
 class Stack:
-    """See `thinwire.cluster.simulated.lab.Way`; buffers are rows of matrices too."""
+    """See `thinwire.cluster.simulated.gradient_batching.Way`; buffers are rows of matrices too."""
 
     least = 2
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from thinwire.errors import ProtocolError
-from thinwire.exchange.spark.sheet import Sheet
+from thinwire.exchange.spark.shared_memory import SharedMemory
 
 _log = logging.getLogger("thinwire.spark")
 _LENGTH = struct.Struct("<Q")
@@ -31,7 +31,7 @@ VISIT_S = 5.0
 """How long either side waits for the other to send or take something."""
 LONGEST = 100
 """Bytes of a socket's path: the system takes 107."""
-Frame = bytes | Sheet
+Frame = bytes | SharedMemory
 Answer = tuple[dict[str, Any], list[Frame]]
 Serve = Callable[[dict[str, Any], list[memoryview]], Iterator[Answer]]
 
@@ -166,11 +166,11 @@ def knock(run: str, token: str, name: str, header: dict[str, Any], frames: list[
 
 def send(door: socket.socket, header: dict[str, Any], frames: list[Frame]) -> None:
     """A header and frames: bytes, or memory."""
-    sizes = [[frame.size, 1] if isinstance(frame, Sheet) else [len(frame), 0] for frame in frames]
+    sizes = [[frame.size, 1] if isinstance(frame, SharedMemory) else [len(frame), 0] for frame in frames]
     text = json.dumps(header | {"sizes": sizes}).encode()
     door.sendall(_LENGTH.pack(len(text)) + text)
     for frame in frames:
-        if isinstance(frame, Sheet):
+        if isinstance(frame, SharedMemory):
             socket.send_fds(door, [b"s"], [frame.descriptor])
         else:
             door.sendall(frame)
@@ -196,7 +196,7 @@ def _sheet(door: socket.socket, size: int) -> memoryview:
     if len(descriptors) != 1:
         raise ProtocolError("memory was announced and did not come")
     try:
-        sheet = Sheet.received(descriptors[0], size)
+        sheet = SharedMemory.received(descriptors[0], size)
     except ValueError as error:
         raise ProtocolError(str(error)) from error
     try:

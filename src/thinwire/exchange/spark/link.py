@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from thinwire.engine.ports import Header, Message
 from thinwire.errors import ProtocolError
 from thinwire.exchange.spark.box import Answer, Box, Frame
-from thinwire.exchange.spark.sheet import Sheet
+from thinwire.exchange.spark.shared_memory import SharedMemory
+from thinwire.protocol.messages import Header, Message
 
 MOST_PER_VISIT = 64 << 20
 """Bytes that one visit takes along; a single letter may be longer."""
@@ -71,7 +71,7 @@ class SparkWire:
 
 
 class SparkLink:
-    """An agent's link; see `thinwire.engine.ports.Link`. Visits come on the box's own thread."""
+    """An agent's link; see `thinwire.transport.ports.Link`. Visits come on the box's own thread."""
 
     def __init__(self, wire: SparkWire, worker: int, attempt: int) -> None:
         self.address = name_of(worker, attempt)
@@ -92,7 +92,7 @@ class SparkLink:
     def send(self, peer: int, header: Header, payload: memoryview | None = None) -> None:
         with self._lock:
             self._sent += 1
-            self._outbox.append(Letter(self._sent, peer, header, None if payload is None else Sheet.of(payload)))
+            self._outbox.append(Letter(self._sent, peer, header, None if payload is None else SharedMemory.of(payload)))
             if header["t"] != BEAT:
                 self._lock.notify_all()
 
@@ -195,7 +195,7 @@ class SparkLink:
             self._taken = {(k, j) for k, j in self._taken if k in self._offers} | {(key, job)}
         if offer.values is None:
             return {"w": 0.0}, []
-        return {"w": offer.weight}, [Sheet.of(offer.values.numpy().data)]
+        return {"w": offer.weight}, [SharedMemory.of(offer.values.numpy().data)]
 
 
 def letter_of(header: Any) -> Header:
@@ -206,7 +206,7 @@ def letter_of(header: Any) -> Header:
 
 
 def _size(payload: Frame | None) -> int:
-    return 0 if payload is None else payload.size if isinstance(payload, Sheet) else len(payload)
+    return 0 if payload is None else payload.size if isinstance(payload, SharedMemory) else len(payload)
 
 
 def _executor() -> int:

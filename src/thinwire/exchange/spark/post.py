@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from thinwire.engine.ports import COORDINATOR, Header, Message
 from thinwire.errors import ThinwireError, WorkerError
 from thinwire.exchange.member import REFUSED
 from thinwire.exchange.round import BY_DESIGN
@@ -25,6 +24,7 @@ from thinwire.exchange.spark.link import SPARK, Letter, SparkWire, name_of
 from thinwire.exchange.spark.places import Places
 from thinwire.exchange.spark.sums import PATIENCE_S, Gathering, is_possible, shuffled
 from thinwire.exchange.spark.tasks import Members, carry_mail
+from thinwire.protocol.messages import COORDINATOR, Header, Message
 from thinwire.rules.compression import codec
 
 _log = logging.getLogger("thinwire.spark")
@@ -372,7 +372,7 @@ class Post:
 
 
 class SparkHub:
-    """The coordinator's end; see `thinwire.engine.ports.Hub`."""
+    """The coordinator's end; see `thinwire.transport.ports.Hub`."""
 
     address = "spark"
 

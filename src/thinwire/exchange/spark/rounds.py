@@ -13,13 +13,14 @@ from collections.abc import Callable
 
 import torch
 
-from thinwire.engine.headers import is_note
-from thinwire.engine.ports import COORDINATOR, Clock, Header
 from thinwire.exchange.mesh import Mesh
+from thinwire.exchange.notes import is_note
 from thinwire.exchange.round import BY_DESIGN, KNOWN, Chunk, Lane, Launch, Round
 from thinwire.exchange.rounds import MOST_EARLY, Rounds, Send
 from thinwire.exchange.spark.link import EXACT, SPARK, Offer, SparkLink
 from thinwire.parameters import Fragment
+from thinwire.protocol.clock import Clock
+from thinwire.protocol.messages import COORDINATOR, Header
 from thinwire.rules.compression import codec
 from thinwire.rules.finite import is_finite
 
@@ -103,4 +104,4 @@ class SparkMesh(Mesh):
 
     def _make_rounds(self) -> Rounds:
         assert isinstance(self._link, SparkLink)
-        return SparkRounds(self._seat.worker, self._link, self._send, self.residuals.lane)
+        return SparkRounds(self._identity.worker, self._link, self._send, self.residuals.lane)

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from thinwire.engine.headers import is_note
 from thinwire.errors import ProtocolError, ThinwireError
+from thinwire.exchange.notes import is_note
 from thinwire.exchange.round import BY_DESIGN
 from thinwire.exchange.rounds import MOST_WEIGHT
 from thinwire.exchange.spark.box import Frame, GoneError, boxes, knock, machine, receive, sweep
 from thinwire.exchange.spark.link import BEAT, EXACT, SparkWire, letter_of
-from thinwire.exchange.spark.sheet import Sheet
+from thinwire.exchange.spark.shared_memory import SharedMemory
 from thinwire.rules.compression import codec
 from thinwire.rules.finite import count_not_finite, is_finite
 
@@ -69,7 +69,7 @@ def carry_mail(
         wanted = sorted({letter[3] for letter in bag["letters"] if letter[3] is not None})
         for index in wanted:
             if index not in sheets:
-                sheets[index] = Sheet.of(getattr(frames[index], "value", frames[index]))
+                sheets[index] = SharedMemory.of(getattr(frames[index], "value", frames[index]))
         order = {index: place for place, index in enumerate(wanted)}
         letters = [[n, who, header, None if f is None else order[f]] for n, who, header, f in bag["letters"]]
         asked = {"t": "post", "letters": letters, "ack": bag["ack"], "wait": wait_s}
@@ -208,7 +208,7 @@ def _settle(
             total *= np.float32(1 / sum(counts))
             total = total if _may_be_infinite(key) or _is_finite(total) else None
         header["x"] = [members.workers[name] for name, letter in letters.items() if letter[2].get("x")]
-        frames = [] if total is None else [Sheet.of(total)]
+        frames = [] if total is None else [SharedMemory.of(total)]
         if all(_handed(wire, name, header, frames) for name in members.workers):
             for letter in letters.values():
                 kept = {field: letter[2][field] for field in ("a", "x") if field in letter[2]}

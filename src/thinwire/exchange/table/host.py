@@ -18,18 +18,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.engine.joint import JointState
-from thinwire.engine.ports import Header, Link, Message
-from thinwire.engine.signals import Broken
 from thinwire.errors import DivergedError
+from thinwire.exchange.identity import Identity
+from thinwire.exchange.joint import JointState
 from thinwire.exchange.member import Member
-from thinwire.exchange.seat import Seat
+from thinwire.exchange.signals import Broken
 from thinwire.exchange.table.log import Log
 from thinwire.exchange.table.plan import Answer, Layout, Mark, Plan, plan
 from thinwire.exchange.table.server import Book, Reply, Server, Update
+from thinwire.protocol.messages import Header, Message
 from thinwire.rules.finite import count_not_finite, is_finite
 from thinwire.rules.table import keeper
 from thinwire.strategies import Served
+from thinwire.transport.ports import Link
 
 MOST_QUEUED = 1 << 16
 WAITS = ("update", "get", "mark")
@@ -42,7 +43,7 @@ class Host(Member):
     def __init__(
         self,
         link: Link,
-        seat: Seat,
+        seat: Identity,
         joint: JointState,
         *,
         workers: int,
@@ -110,7 +111,7 @@ class Host(Member):
 
     def _hosted(self) -> list[int]:
         host = self._plan.host if self._plan else ()
-        return [server for server, worker in enumerate(host) if worker == self._seat.worker]
+        return [server for server, worker in enumerate(host) if worker == self._identity.worker]
 
     def _restarts(self, header: Header) -> bool:
         """Makes the generation's plan."""
@@ -123,11 +124,11 @@ class Host(Member):
             reference=reference,
             generation=int(header["g"]),
         )
-        return self._plan.kind == "put" and since > 0 and reference == self._seat.worker
+        return self._plan.kind == "put" and since > 0 and reference == self._identity.worker
 
     def _bring(self) -> None:
         """Brings tuples to where the plan has them; hosts that lack some wait for them."""
-        me, found, moving = self._seat.worker, self._plan, self._moving
+        me, found, moving = self._identity.worker, self._plan, self._moving
         assert found is not None
         self._queue.clear()
         self._moving, self._came = {}, set()
@@ -158,7 +159,7 @@ class Host(Member):
 
     def open(self, generation: int, model: Tensor | None) -> None:
         """Puts in what the main thread goes on with, where this worker is the reference and all else is lost."""
-        found, reference = self._plan, self._agreed[0] == self._seat.worker
+        found, reference = self._plan, self._agreed[0] == self._identity.worker
         if generation == self._rounds.generation and found is not None and found.kind == "put" and reference:
             if model is not None:
                 self._joint.set_model(model)
@@ -168,7 +169,7 @@ class Host(Member):
     def _hand(self, key: int, tree: dict[str, Any]) -> None:
         """Gives a tuple to its host."""
         host = self.host(key)
-        if host == self._seat.worker:
+        if host == self._identity.worker:
             self._take_over(key, tree)
         else:
             self._moving[key] = tree
@@ -221,8 +222,8 @@ class Host(Member):
         self.command(act)
 
     def _send_copy(self, key: int, mark: Mark, record: bytes) -> None:
-        neighbour = keeper(self._seat.worker, self._rounds.members)
-        if neighbour != self._seat.worker:
+        neighbour = keeper(self._identity.worker, self._rounds.members)
+        if neighbour != self._identity.worker:
             self._send(neighbour, self._stamped("copy") | {"k": key, "v": list(mark)}, memoryview(record))
 
     def _copy_checkpoints(self) -> None:
@@ -269,7 +270,7 @@ class Host(Member):
 
     def _answer(self, replies: list[Reply]) -> None:
         for reply in replies:
-            if reply.worker == self._seat.worker:
+            if reply.worker == self._identity.worker:
                 self._landed(reply)
                 continue
             header = self._stamped("reply") | {"k": reply.key, "n": reply.number, "v": reply.version}
@@ -307,7 +308,7 @@ class Host(Member):
         self._deliver(worker, self._stamped(str(header["t"])) | header, payload)
 
     def _deliver(self, worker: int, header: Header, payload: memoryview | None) -> None:
-        if worker == self._seat.worker:
+        if worker == self._identity.worker:
             self._receive(Message(worker, header, payload))
         else:
             self._send(worker, header, payload)
@@ -316,7 +317,7 @@ class Host(Member):
         header, kind = message.header, str(message.header["t"])
         fenced = self._rounds.attempts.get(message.sender) != header["a"]
         if kind == "reply":  # of whatever generation: the number says what it is the reply to
-            if header["to"] == self._seat.attempt and not fenced:
+            if header["to"] == self._identity.attempt and not fenced:
                 self._take_reply(message)
             return
         generation = int(header["g"])
@@ -328,7 +329,7 @@ class Host(Member):
         if generation < self._rounds.generation or self._frozen or fenced:
             return
         if kind in WAITS and self._awaited:
-            if len(self._queue) >= MOST_QUEUED and message.sender != self._seat.worker:
+            if len(self._queue) >= MOST_QUEUED and message.sender != self._identity.worker:
                 raise ValueError("too many messages for tuples that have yet to come")
             self._queue.append(message)
             return
@@ -343,7 +344,7 @@ class Host(Member):
     def _take_reply(self, message: Message) -> None:
         key, header = self._key(message.header), message.header
         values = None if header["e"] else as_values(message.payload, self.layout.fragments[key].size)
-        own = self._seat
+        own = self._identity
         self._landed(Reply(own.worker, own.attempt, key, int(header["n"]), int(header["v"]), values))
 
     def _key(self, header: Header) -> int:

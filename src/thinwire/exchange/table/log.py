@@ -7,7 +7,7 @@ import struct
 import tempfile
 from typing import IO, Any
 
-from thinwire.exchange.seat import Trees
+from thinwire.exchange.identity import TreeCodec
 from thinwire.exchange.table.plan import Layout, Mark
 
 KEPT = 3
@@ -46,7 +46,7 @@ class _Segment:
 class Log:
     """The checkpoints that one worker keeps: of the servers it hosts, and of its neighbour's."""
 
-    def __init__(self, layout: Layout, trees: Trees) -> None:
+    def __init__(self, layout: Layout, trees: TreeCodec) -> None:
         self._layout, self._trees = layout, trees
         self._segments: dict[int, dict[Mark, _Segment]] = {}
 

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.engine.ports import Clock
 from thinwire.exchange.table.plan import Layout
+from thinwire.protocol.clock import Clock
 
 Name = tuple[int, int]
 """The generation in which a publication was announced, and its number there."""

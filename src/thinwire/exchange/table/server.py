@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from thinwire.engine.joint import JointState, slice_state, write_state
+from thinwire.exchange.joint import JointState, slice_state, write_state
 from thinwire.exchange.table.plan import Layout
 from thinwire.rules.table import may_run_ahead, ready
 from thinwire.strategies import Served

@@ -14,19 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.engine.headers import is_note
-from thinwire.engine.joint import JointState
-from thinwire.engine.ports import Header, Link
-from thinwire.engine.signals import Asked, Averaged, Landed, LeftOut, Missed, Noted, Published
-from thinwire.engine.snapshot import Snapshot
+from thinwire.exchange.identity import Identity
+from thinwire.exchange.joint import JointState
+from thinwire.exchange.notes import is_note
 from thinwire.exchange.rounds import Launch
-from thinwire.exchange.seat import Seat
+from thinwire.exchange.signals import Asked, Averaged, Landed, LeftOut, Missed, Noted, Published
+from thinwire.exchange.snapshot import Snapshot
 from thinwire.exchange.table.host import Host, as_values
 from thinwire.exchange.table.pages import AGAIN_S, Name, Publications, name_of
 from thinwire.exchange.table.server import Reply
 from thinwire.parameters import Fragment
+from thinwire.protocol.messages import Header
 from thinwire.rules.finite import count_not_finite, is_finite
 from thinwire.strategies import Served
+from thinwire.transport.ports import Link
 
 FLOAT_BYTES = 4
 
@@ -67,7 +68,7 @@ class _View:
 class Table(Host):
     """One worker's part in a table: the tuples it hosts, and its own traffic with all of them."""
 
-    def __init__(self, link: Link, seat: Seat, joint: JointState, **settings: Any) -> None:
+    def __init__(self, link: Link, seat: Identity, joint: JointState, **settings: Any) -> None:
         super().__init__(link, seat, joint, **settings)
         self._numbering = threading.Lock()
         self._next_round = joint.landed
@@ -143,9 +144,9 @@ class Table(Host):
             return  # when the generation has formed
         flight, count = self._flights[round], len(self.layout.fragments)
         flight.line = self._plan.line if self._plan else None
-        first = self._seat.worker * count // max(1, self.layout.servers)
+        first = self._identity.worker * count // max(1, self.layout.servers)
         for key in sorted(keys & flight.missing - flight.held, key=lambda k: (k - first) % count):
-            if self.host(key) == self._seat.worker:
+            if self.host(key) == self._identity.worker:
                 self._own.append((round, key))
             else:
                 flight.size_bytes += FLOAT_BYTES * self.layout.fragments[key].size
@@ -183,7 +184,7 @@ class Table(Host):
             done = self._flights.pop(round)
             with self._joint.lock:
                 self._joint.landed = max(self._joint.landed, round + 1)
-            taken, own = self.time.now() - done.started, {self._seat.worker: self._note()}
+            taken, own = self.time.now() - done.started, {self._identity.worker: self._note()}
             self.signals.put(Landed(round, done.fragment, done.reply, None, own, None, None, taken, done.size_bytes))
 
     def _waiting_for(self) -> dict[str, list[int]]:
@@ -212,7 +213,7 @@ class Table(Host):
     def announce(self, note: dict[str, Any]) -> None:
         if self._frozen:
             self._notes.append(note)
-        elif self._rounds.members[0] != self._seat.worker:
+        elif self._rounds.members[0] != self._identity.worker:
             self._tell(self._rounds.members[0], {"t": "note", "n": {"rows": note.get("rows", 0)}})
         elif "publish" in note:
             self._pages.ask(note)
@@ -250,7 +251,7 @@ class Table(Host):
             self._start_round(launch)
         went = max(name_of(answer["went"]) for answer in header["more"].values())
         self._bring()
-        self._pages.begin(self._rounds.generation, self._rounds.members, self._seat.worker, went)
+        self._pages.begin(self._rounds.generation, self._rounds.members, self._identity.worker, went)
         early, self._early = self._early, []
         for message in early:
             self._receive(message)
@@ -346,7 +347,7 @@ class Table(Host):
 
     def _on_value(self, sender: int, header: Header, payload: memoryview | None) -> None:
         key = self._key(header)
-        if sender != self._seat.worker and sender == self.host(key):
+        if sender != self._identity.worker and sender == self.host(key):
             tree = self._trees.decode(bytes(payload or b""))
             if not isinstance(tree, dict):
                 raise ValueError("a value is a tree")

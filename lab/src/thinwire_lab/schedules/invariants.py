@@ -1,0 +1,220 @@
+"""What is watched while a schedule is played, and what must hold."""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.cluster.simulated.fibers import VirtualTime
+from thinwire.protocol.observation import (
+    Concluded,
+    GroupLeft,
+    Heard,
+    Merged,
+    Observation,
+    Opened,
+    ReplicaEntered,
+    SeatLost,
+    StateLoaded,
+    Synchronised,
+)
+
+PLACES, PERIOD = 512, 2
+"""Steps that are marked, and the most between two rounds of the strategies whose steps are looked for."""
+LAST_SEEN = 64
+Owner = tuple[int, int]
+"""A worker and its attempt."""
+
+
+class BrokenInvariantError(AssertionError):
+    """Something happened that must not, whatever goes wrong."""
+
+
+class InvariantChecker:
+    """Sees every step, landing and hand-over of one run."""
+
+    def __init__(self, time: VirtualTime, *, ledger: str, group_size: int = 1) -> None:
+        self.time, self._statistics, self._group_size = time, ledger, group_size
+        self.steps: dict[Owner, list[tuple[tuple[int, int], int]]] = {}
+        """By worker and attempt, the positions of its steps and their rows."""
+        self.places: dict[tuple[int, int, int], int] = {}
+        """By worker, attempt and step, the place of its mark."""
+        self._stepped_at: dict[Owner, list[float]] = {}
+        """By worker and attempt, when it began each step."""
+        self._broken_at: list[float] = []
+        """When a group lost a worker, or members saw that it had."""
+        self._held: dict[tuple[int, int, str, int], tuple[str, Owner]] = {}
+        """By generation, rounds landed, kind and lane, the joint model's digest and who had it first."""
+        self._final: dict[Owner, str] = {}
+        """By worker and attempt, the digest of the joint model that its run ended on."""
+        self._alone: dict[Owner, int] = {}
+        """By worker and attempt whose replica is the joint model, the last generation in which it was alone. It is no
+        longer so once the worker has put its replica in, however many generations have formed since."""
+        self._before: dict[Owner, Tensor] = {}
+        """By worker and attempt, the ledger as it was last seen in its joint model."""
+        self._heard: dict[int, int] = {}
+        """By worker, the rows that the coordinator has heard of."""
+
+    def owner(self) -> Owner:
+        """The worker whose code runs now."""
+        found: Any = self.time.current.owner
+        return int(found[0]), int(found[1])
+
+    def stepped(self, owner: Owner, position: tuple[int, int], rows: int) -> int | None:
+        """Notes a step; returns its place."""
+        done = self.steps.setdefault(owner, [])
+        done.append((position, rows))
+        self._stepped_at.setdefault(owner, []).append(self.time.now())
+        if len(self.places) == PLACES:
+            return None
+        return self.places.setdefault((*owner, len(done) - 1), len(self.places))
+
+    # -- observing --------------------------------------------------------------------------------------------------
+
+    def observe(self, seen: Observation) -> None:
+        """Checks what must hold at each moment that the engine shows; see `thinwire.protocol.observation`."""
+        with torch.no_grad():
+            match seen:
+                case Opened():  # perhaps anew from a checkpoint: generations, rounds and rows are counted from there
+                    self._held.clear()
+                    self._heard.clear()
+                    self._final.clear()
+                case Heard():
+                    self._rows_heard(seen)
+                case SeatLost() | GroupLeft():
+                    self._broken_at.append(self.time.now())
+                case Synchronised():
+                    self._synchronised(seen)
+                case StateLoaded():
+                    self._alone.pop(self.owner(), None)
+                case ReplicaEntered():
+                    if not seen.alone and seen.generation > self._alone.get(self.owner(), 0):
+                        self._alone.pop(self.owner(), None)
+                case Merged():
+                    self._merged(seen)
+                case Concluded():
+                    if seen.settled:
+                        self._final[self.owner()] = _digest(seen.model)
+
+    def _synchronised(self, seen: Synchronised) -> None:
+        owner = self.owner()
+        if seen.num_members == 1:
+            self._alone[owner] = seen.generation
+        if owner not in self._alone:
+            self._compare("state", seen.generation, seen.landed, seen.model)
+
+    def _merged(self, seen: Merged) -> None:
+        for kind, values in (("reply", seen.reply), ("joint model", seen.model)):
+            if values is not None and not values.isfinite().all():
+                raise BrokenInvariantError(f"worker {self.owner()[0]} landed a {kind} that is not finite")
+        self._compare("reply", seen.generation, seen.landed, seen.reply)
+        self._compare("state", seen.generation, seen.landed, seen.model)
+        if self._statistics == "shares" and seen.model is not None:
+            self._counted_once(seen.model)
+
+    def _rows_heard(self, seen: Heard) -> None:
+        """A worker's successor goes on where the coordinator last heard of it, and never behind."""
+        before = self._heard.get(seen.worker, 0)
+        if seen.rows < before:
+            raise BrokenInvariantError(
+                f"worker {seen.worker} had done {before} rows, its successor begins at {seen.rows}"
+            )
+        self._heard[seen.worker] = seen.rows
+
+    def _compare(self, kind: str, generation: int, landed: int, values: Tensor | None) -> None:
+        """Live workers of a generation that have landed as many rounds hold the same joint model."""
+        if values is None:
+            return
+        owner, digest = self.owner(), _digest(values)
+        key = (generation, landed, kind, owner[0] % self._group_size)
+        first, whose = self._held.setdefault(key, (digest, owner))
+        if first != digest:
+            raise BrokenInvariantError(
+                f"in generation {generation}, {landed} rounds landed, worker {owner[0]}.{owner[1]} has another {kind} "
+                f"than worker {whose[0]}.{whose[1]}"
+            )
+
+    def _counted_once(self, model: Tensor) -> None:
+        """Under plain averaging a step's share is in the joint model once, and never changes again."""
+        now, before = model.clone(), self._before.get(self.owner())
+        self._before[self.owner()] = now
+        if before is None:
+            return
+        changed = ((before != 0) & ((now - before).abs() > 1e-5)).nonzero().flatten().tolist()
+        if changed and self._continues(before, now):
+            raise BrokenInvariantError(f"steps {self._whose(changed)} were counted again")
+
+    @staticmethod
+    def _continues(before: Tensor, now: Tensor) -> bool:
+        """Whether the one came of the other; a worker that took an older model over begins another line."""
+        return bool(((before != 0) & (now == 0)).sum() == 0)
+
+    def _may_be_torn(self, place: int) -> bool:
+        """Whether a step is of a round during which a group broke: some of its members may have contributed by then.
+
+        The parts of other groups' steps in that round differ as well, since fewer share it.
+        """
+        worker, attempt, step = next(mark for mark, where in self.places.items() if where == place)
+        times = self._stepped_at[worker, attempt]
+        made = (bisect.bisect(times, broken) for broken in self._broken_at)  # steps begun by then
+        return any(abs(count - 1 - step) <= PERIOD for count in made)
+
+    def _whose(self, places: list[int]) -> str:
+        names = {place: f"{w}.{a}:{step}" for (w, a, step), place in self.places.items()}
+        return ", ".join(names[place] for place in places[:6])
+
+    # -- afterwards -------------------------------------------------------------------------------------------------
+
+    def check_rows(self, summary: dict[str, Any], per_worker: dict[int, int], epochs: int) -> None:
+        """Every row of every epoch was trained on; none was left out between a worker and its successor."""
+        if not summary["complete"]:
+            return
+        wanted = sum(per_worker.values()) * epochs
+        grouped = self._group_size > 1  # a step that its group did not end is made again
+        if summary["rows"] < wanted or (summary["rows"] > wanted and not grouped):
+            raise BrokenInvariantError(f"the summary says {summary['rows']} rows, and {wanted} are {epochs} epochs")
+        for worker, rows in per_worker.items():
+            done: dict[tuple[int, int], int] = {}
+            for owner in sorted(o for o in self.steps if o[0] == worker):
+                positions = [position for position, _ in self.steps[owner]]
+                if len(set(positions)) != len(positions) and not grouped:
+                    raise BrokenInvariantError(f"worker {owner[0]}.{owner[1]} trained twice on the same rows")
+                done |= dict(self.steps[owner])
+            if sum(done.values()) != rows * epochs:
+                raise BrokenInvariantError(
+                    f"worker {worker} trained on {sum(done.values())} of {rows * epochs} rows, and the run is complete"
+                )
+
+    def check_end(self, lost: set[Owner]) -> None:
+        """Those who saw the run to its end ended on the same model."""
+        ends = {owner: digest for owner, digest in self._final.items() if owner not in lost}
+        for lane in range(self._group_size):
+            alike = {owner: digest for owner, digest in ends.items() if owner[0] % self._group_size == lane}
+            if len(set(alike.values())) > 1:
+                raise BrokenInvariantError(f"workers ended on different models: {alike}")
+
+    def check_model(self, model: Tensor) -> None:
+        """What the finished model holds of each step."""
+        if self._statistics == "none":
+            return
+        parts = torch.chunk(model, self._group_size)
+        if self._group_size > 1 and self._statistics == "shares":
+            places = torch.stack([p != parts[0] for p in parts]).any(0).nonzero().flatten().tolist()
+            if torn := [place for place in places if not self._may_be_torn(place)]:
+                raise BrokenInvariantError(
+                    f"steps {self._whose(torn)} are in some parts of the model and not in others"
+                )
+        model = parts[0]
+        allowed = {0.0, 1.0} if self._statistics == "ones" else {0.0, 1.0, 1 / 2, 1 / 3, 1 / 4}
+        for value in sorted(set(model.tolist())):
+            if not any(abs(value - one) < 1e-5 for one in allowed):
+                places = (model == value).nonzero().flatten().tolist()
+                raise BrokenInvariantError(f"steps {self._whose(places)} are {value:.4f} times in the model")
+
+
+def _digest(values: Tensor | None) -> str:
+    return "" if values is None else hashlib.blake2b(values.numpy().tobytes(), digest_size=8).hexdigest()

@@ -1,0 +1,101 @@
+"""Evaluations: workers report sums over their own validation rows, and together they make a verdict."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from thinwire import events
+from thinwire.coordinator.stopping import Verdict
+from thinwire.protocol.messages import Header
+
+LAST_VERDICTS = 8
+"""Are kept, for those who were not there."""
+MOST_OPEN = 64
+"""Publications before the newest judged one whose reports are kept; no worker is so far behind the others."""
+
+
+class Judged(NamedTuple):
+    """One evaluation of the joint model."""
+
+    event: events.Evaluated
+    row: dict[str, Any]
+    """For the history."""
+    stop: str | None
+    """Why the run is to end, if it is."""
+
+    def verdict(self) -> Header:
+        """What workers are told."""
+        event = self.event
+        return {"t": "verdict", "p": event.number, "best": event.best, "stop": self.stop, "metrics": event.metrics}
+
+
+class Evaluations:
+    """Collects reports by publication, and judges each one when all who have a part in it have spoken."""
+
+    def __init__(self, law: Verdict) -> None:
+        self.law = law
+        self.excused: dict[int, int] = {}
+        """By worker, the last publication made before it held the joint state: it has no part in those."""
+        self._reports: dict[int, dict[int, Header]] = {}
+        self._judged: set[int] = set()
+        self._past = 0
+        """Publications up to this one are judged, or never will be."""
+        self.verdicts: deque[Header] = deque(maxlen=LAST_VERDICTS)
+
+    def hear(self, worker: int, header: Header) -> None:
+        """Takes a report in."""
+        number = int(header["p"])
+        if number > self._past and number not in self._judged:
+            self._reports.setdefault(number, {})[worker] = header
+
+    def ready(
+        self, alive: set[int], rows: dict[int, int], total_rows: int, train_loss: float | None
+    ) -> Iterator[Judged]:
+        """Judges what can be judged now; `rows` are those done by each worker, also by some who are gone."""
+        for number in sorted(self._reports):
+            reports = self._reports.get(number, {})
+            if {w for w in alive if self.excused.get(w, 0) < number} <= set(reports) and reports:
+                self._close(number)
+                gone = sum(done for worker, done in rows.items() if worker not in reports)
+                judged = self._judge(number, reports, gone, total_rows, train_loss)
+                self.verdicts.append(judged.verdict())
+                yield judged
+
+    def told(self, number: int) -> list[Header]:
+        """What workers were told of a publication, if it is judged."""
+        return [dict(verdict) for verdict in self.verdicts if verdict["p"] == number]
+
+    def _close(self, number: int) -> None:
+        """Lets go of a publication's reports, and of what is so old that nobody will report it any more."""
+        del self._reports[number]
+        self._judged.add(number)
+        self._past = max(self._past, number - MOST_OPEN)
+        self._judged = {other for other in self._judged if other > self._past}
+        self._reports = {other: reports for other, reports in self._reports.items() if other > self._past}
+
+    def _judge(
+        self, number: int, reports: dict[int, Header], gone: int, total_rows: int, train_loss: float | None
+    ) -> Judged:
+        metrics: dict[str, float] = {}
+        for name in sorted({name for r in reports.values() for name in r["sums"]}):
+            weight = sum(float(r["weights"].get(name, 0.0)) for r in reports.values())
+            total = sum(float(r["sums"].get(name, 0.0)) for r in reports.values())
+            if weight > 0:
+                metrics[name] = total / weight
+        best, stop = self.law.judge(metrics) if metrics else (False, None)
+        done = gone + sum(int(r["done"]) for r in reports.values())
+        steps = int(reports[min(reports)]["steps"])
+        epoch = round(done / max(1, total_rows), 4)
+        row = {"number": number, "epoch": epoch, "steps": steps, "rows": done, "train_loss": train_loss, **metrics}
+        event = events.Evaluated(
+            number=number,
+            epoch=epoch,
+            steps=steps,
+            rows=done,
+            metrics=metrics,
+            validation_rows=sum(int(r["rows"]) for r in reports.values()),
+            best=best,
+        )
+        return Judged(event, row, stop)

@@ -1,0 +1,79 @@
+"""Why a run ends before its rows are done, as errors that say what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from thinwire import events
+from thinwire.coordinator.membership import Lost, Seat
+from thinwire.coordinator.outcome import Outcome, Policy
+from thinwire.errors import DivergedError, LostWorkersError, ThinwireError, TimedOutError, WorkerError
+from thinwire.protocol.messages import Header
+
+
+def failure(seat: Seat, header: Header, outcome: Outcome) -> tuple[events.WorkerFailed, ThinwireError]:
+    """What went wrong in a worker, for the log and for the user."""
+    where = f"worker {seat.worker} on {seat.host} (pid {seat.pid}, attempt {seat.attempt})"
+    event = events.WorkerFailed(
+        worker=seat.worker,
+        attempt=seat.attempt,
+        host=seat.host,
+        error=str(header["error"]),
+        traceback=str(header["traceback"]),
+    )
+    if header.get("kind") == "DivergedError":
+        return event, DivergedError(f"{where}: {header['error']}{outcome.last_good()}")
+    if header.get("kind") == "LostWorkersError":
+        return event, LostWorkersError(f"{where}: {header['error']}; go on from the last checkpoint with resume")
+    if header.get("kind") == "TimedOutError":
+        return event, TimedOutError(f"{where}: {header['error']}. Go on from the last checkpoint with resume.")
+    return event, WorkerError(f"{where} failed: {header['error']}\n\n{header['traceback']}")
+
+
+def keeps_failing(seats: Mapping[int, Seat], outcome: Outcome) -> DivergedError:
+    """Why a run ends in which no worker gets on."""
+    told = min(outcome.flawed.values(), key=lambda event: event.worker, default=None)
+    where, what = "all workers", "losses or gradients are not finite"
+    if told is not None:
+        seat = seats.get(told.worker)
+        where = f"worker {told.worker} on {told.host}" + (f" (pid {seat.pid}, attempt {seat.attempt})" if seat else "")
+        when = f"in round {told.round}" if told.step is None else f"at step {told.step}"
+        what = f"the {told.what} became NaN or infinite {when}"
+    return DivergedError(f"{where}: {what}, and all workers keep skipping steps for it{outcome.last_good()}")
+
+
+def nobody_came(policy: Policy) -> TimedOutError:
+    """Why a run ends that never began."""
+    who = "no worker" if policy.group_size == 1 else f"no group of {policy.group_size} workers"
+    return TimedOutError(f"{who} joined within {policy.deadlines.start_s:.0f} s; look at the workers' output for why")
+
+
+def nobody_left(policy: Policy, here: set[int]) -> LostWorkersError:
+    """Why a run ends that has lost too many."""
+    lost = "all workers were lost"
+    if policy.group_size > 1:
+        lost = f"no group of {policy.group_size} is whole, of workers {sorted(here)} that are left,"
+    return LostWorkersError(f"{lost} and none came back; go on from the last checkpoint with resume")
+
+
+def too_few(policy: Policy, lost: Lost, alive: int) -> LostWorkersError:
+    """Why a run ends with workers left."""
+    return LostWorkersError(
+        f"worker {lost.worker} was lost ({lost.reason}) and will not be replaced; {alive} of {policy.workers} workers "
+        f"are left and at least {policy.min_workers} are needed. Go on from the last checkpoint with resume; on "
+        "Local, max_restarts allows for more replacements."
+    )
+
+
+def too_slow(policy: Policy, slow: list[int]) -> TimedOutError:
+    """Why a run ends whose workers do not."""
+    within = f"{policy.deadlines.conclude_s:.0f} s of the last step"
+    return TimedOutError(f"workers {slow} did not end within {within}; look at their logs")
+
+
+def bereft() -> LostWorkersError:
+    """Why a run ends in which nobody holds the joint model."""
+    return LostWorkersError(
+        "all workers that held the joint model were lost before their replacements had taken it over; "
+        "go on from the last checkpoint with resume"
+    )

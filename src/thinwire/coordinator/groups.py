@@ -1,0 +1,64 @@
+"""Workers as a grid: a group trains one replica, a lane holds the same part of all replicas.
+
+Worker w is in group w ÷ M and lane w mod M, where M is the size of a group. A strategy speaks along a lane, a placement
+within a group, and neither knows of the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from thinwire.protocol.messages import Header
+
+
+class Groups:
+    """Which groups there are, and how often each has come together."""
+
+    def __init__(self, workers: int, size: int) -> None:
+        self.workers, self.size = workers, size
+        self._meetings: dict[int, int] = {}
+        self._apart: set[int] = set()
+
+    def group_of(self, worker: int) -> int:
+        return worker // self.size
+
+    def lane_of(self, worker: int) -> int:
+        return worker % self.size
+
+    def of(self, group: int) -> range:
+        """The workers of a group."""
+        return range(group * self.size, (group + 1) * self.size)
+
+    def fellows(self, worker: int) -> list[int]:
+        """The others of a worker's group."""
+        if self.size == 1:
+            return []
+        return [other for other in self.of(self.group_of(worker)) if other != worker]
+
+    def whole(self, present: Iterable[int]) -> set[int]:
+        """Those of the workers here whose group is all here."""
+        here = set(present)
+        return {worker for worker in here if here.issuperset(self.of(self.group_of(worker)))}
+
+    def break_up(self, worker: int, meeting: int | None = None) -> bool:
+        """A worker is lost, or has lost the others: its group has to come together anew, unless it has since."""
+        group = self.group_of(worker)
+        if meeting is not None and (group in self._apart or self._meetings.get(group) != meeting):
+            return False
+        self._apart.add(group)
+        return True
+
+    def form(self, members: Iterable[int]) -> None:
+        """These are in a generation, whole groups: those that were apart, or are new, come together."""
+        for group in {self.group_of(worker) for worker in members}:
+            if group in self._apart or group not in self._meetings:
+                self._apart.discard(group)
+                self._meetings[group] = self._meetings.get(group, 0) + 1
+
+    def told(self, worker: int, hellos: Mapping[int, Header]) -> dict[str, Any]:
+        """What a worker is told of its group: how often it has come together, and where it meets."""
+        if self.size == 1:
+            return {}
+        group = self.group_of(worker)
+        return {"group": {"n": self._meetings[group], "at": hellos[self.of(group)[0]].get("meets")}}

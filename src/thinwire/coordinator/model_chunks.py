@@ -1,0 +1,36 @@
+"""The trained model as it comes in: by part of a replica, in chunks, each in pieces."""
+
+from __future__ import annotations
+
+from thinwire.protocol.messages import Header
+
+
+class ModelChunks:
+    """Takes pieces in until every part of a replica is whole."""
+
+    def __init__(self, parts: int) -> None:
+        self._parts = parts
+        self._pieces: dict[tuple[int, int], dict[int, bytes]] = {}
+        self._done: set[int] = set()
+        self.results: dict[int, dict[int, bytes]] = {}
+        """By part and number, the chunks that are whole."""
+
+    def take(self, header: Header, payload: memoryview) -> bool:
+        """A piece of a part that there is; whether all is there now. What was whole stays as it is."""
+        if self.whole:
+            return True
+        part, chunk = int(header["part"]), int(header["chunk"])
+        pieces = self._pieces.setdefault((part, chunk), {})
+        pieces[int(header["i"])] = bytes(payload)
+        found = self.results.setdefault(part, {})
+        if len(pieces) == int(header["n"]):
+            found[chunk] = b"".join(pieces[i] for i in sorted(pieces))
+            del self._pieces[part, chunk]
+        if len(found) == int(header["chunks"]):
+            self._done.add(part)
+        return self.whole
+
+    @property
+    def whole(self) -> bool:
+        """Whether all is there."""
+        return len(self._done) == self._parts

@@ -1,0 +1,109 @@
+"""What a run was asked to do, and what it came to, as far as the coordinator is concerned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from thinwire import events
+from thinwire.coordinator.stopping import EarlyStopping, Target
+from thinwire.protocol.deadlines import Deadlines
+from thinwire.protocol.identifiers import FINAL, checkpoint_order
+
+LAST_UNWRITTEN, LAST_WARNINGS = 8, 8
+
+
+@dataclass
+class Policy:
+    """What the run was asked to do, as far as the coordinator decides it."""
+
+    workers: int
+    helpers: int = 0
+    """Members without rows beside the workers; their numbers come after the workers'."""
+    stop: EarlyStopping | None = None
+    until: Target | None = None
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    min_workers: int = 1
+    group_size: int = 1
+    """Workers that one replica spans."""
+
+
+@dataclass
+class Outcome:
+    """What a run came to."""
+
+    reason: str = ""
+    stopped_early: bool = False
+    interrupted: bool = False
+    results: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    """The trained model, by part of a replica, in chunks."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    train_loss: float | None = None
+    workers_lost: int = 0
+    unreplaced: set[int] = field(default_factory=set)
+    """Workers whose rows nobody took over."""
+    generations: int = 0
+    rounds: int = 0
+    bytes_sent: int = 0
+    refused: int = 0
+    steps: int = 0
+    rows: int = 0
+    epochs: float = 0.0
+    busy: float = 0.0
+    evaluated_s: float = 0.0
+    """Seconds of a worker's time, between its steps; the mean over workers."""
+    train_s: float = 0.0
+    checkpoint: str | None = None
+    history: list[dict[str, Any]] = field(default_factory=list)
+    choice: str = ""
+    """Why the exchange is set as it is."""
+    warnings: list[str] = field(default_factory=list)
+    """Where exchanging was found to hurt; the last few."""
+    nonfinite: int = 0
+    """How often numbers that are not finite were left out."""
+    flawed: dict[int, events.NonFinite] = field(default_factory=dict)
+    """The last time of each worker."""
+    unwritten: dict[str, str] = field(default_factory=dict)
+    """Why checkpoints could not be written, by name; the last few."""
+
+    def heed(self, event: events.Event) -> events.Event:
+        """Keeps what a person wants to read at the end."""
+        if isinstance(event, events.SettingChanged):
+            self.choice = event.why or self.choice
+        elif isinstance(event, events.Tried) and event.hurts:
+            self.warnings = [*self.warnings, event.hurts][-LAST_WARNINGS:]
+        elif isinstance(event, events.NonFinite):
+            self.nonfinite += event.times
+            self.flawed[event.worker] = event
+        elif isinstance(event, events.CheckpointSaved):
+            self.checkpoint = event.name
+        elif isinstance(event, events.CheckpointFailed):
+            self.unwritten[event.name] = event.reason
+            if len(self.unwritten) > LAST_UNWRITTEN:
+                self.unwritten.pop(next(iter(self.unwritten)))
+        return event
+
+    @property
+    def unsaved(self) -> str | None:
+        """Why the newest checkpoint could not be written; None where it was."""
+        newest = max(self.unwritten, key=checkpoint_order, default="")
+        compared = None if newest.endswith(FINAL) else 1  # one never begun has the next one's number
+        if checkpoint_order(newest)[:compared] <= checkpoint_order(self.checkpoint or "")[:compared]:
+            return None
+        return f"checkpoint {newest} was not saved: {self.unwritten[newest]}"
+
+    def lack(self, workers: set[int]) -> None:
+        """Says why the run ended, if nothing else has; these workers' rows are not all done."""
+        if workers and not self.stopped_early:
+            self.unreplaced.update(workers)
+        lost = f"not all rows done: workers {sorted(self.unreplaced)} never came, or were lost and not replaced"
+        self.reason = self.reason or (lost if self.unreplaced else "all rows done")
+
+    def last_good(self) -> str:
+        """Where to go on from after a loss that is not finite."""
+        if self.checkpoint is None:
+            return ". No checkpoint had been written; try a smaller learning rate or gradient clipping."
+        return (
+            f". The last good checkpoint is {self.checkpoint}: resume from it with a smaller learning "
+            "rate or gradient clipping."
+        )

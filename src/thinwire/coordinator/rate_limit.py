@@ -1,0 +1,31 @@
+"""How often each worker may tell the driver something that is kept or written down."""
+
+from __future__ import annotations
+
+COUNTED = ("event", "epoch", "evaluated", "saved", "caught", "apart")
+"""Kinds of messages; heartbeats become an event a second at most, and results come once."""
+BURST, PER_S = 10_000, 1_000
+
+
+class RateLimit:
+    """A bucket for each worker, which fills as time passes.
+
+    >>> allowance = RateLimit()
+    >>> sum(allowance.takes(3, "event", now=0.0) for _ in range(20_000)), allowance.takes(3, "beat", now=0.0)
+    (10000, True)
+    >>> sum(allowance.takes(3, "event", now=2.0) for _ in range(20_000))
+    2000
+    """
+
+    def __init__(self) -> None:
+        self._left: dict[int, tuple[float, float]] = {}
+        """By worker, what it has left, and when that was so."""
+
+    def takes(self, worker: int, kind: str, *, now: float) -> bool:
+        """Whether a message may be taken in."""
+        if kind not in COUNTED:
+            return True
+        left, since = self._left.get(worker, (float(BURST), now))
+        left = min(float(BURST), left + (now - since) * PER_S)
+        self._left[worker] = (left - 1.0 if left >= 1.0 else left, now)
+        return left >= 1.0

@@ -1,0 +1,131 @@
+"""The coordinator's books: the workers' last heartbeats, and what they add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from thinwire import events
+from thinwire.coordinator.membership import Seat, Stalled
+from thinwire.coordinator.outcome import Outcome
+from thinwire.protocol.messages import Header
+
+EMIT_S = 1.0
+
+
+class Ledger:
+    """Takes heartbeats and epochs in, gives events and totals out."""
+
+    def __init__(self, emit: Callable[[events.Event], Any]) -> None:
+        self._emit = emit
+        self.last: dict[int, Header] = {}
+        """The last heartbeat of every worker."""
+        self._emitted_at: dict[int, float] = {}
+        self._unsaid: dict[int, int] = {}
+        """Attempts of workers whose last heartbeat has not become an event."""
+        self._newest = -1
+        """The newest epoch that a worker has ended."""
+        self._losses: dict[int, tuple[float, int]] = {}
+        """By worker, its loss in that epoch, and the rows; a long run has too many epochs to keep them all."""
+        self._gaps: dict[int, float] = {}
+        self._gone: dict[tuple[int, int], int] = {}
+        """Bytes that attempts had sent when they were lost; one that is heard again tells of them itself."""
+
+    def joined(self, seat: Seat, rows: int, *, again: bool) -> None:
+        """Tells of a worker that has come, with so many rows; perhaps in the place of one that was lost."""
+        self._emit(
+            events.WorkerJoined(
+                worker=seat.worker, attempt=seat.attempt, host=seat.host, pid=seat.pid, rows=rows, again=again
+            )
+        )
+
+    def beat(self, worker: int, attempt: int, header: Header, now: float) -> None:
+        """Books a heartbeat; once in a while it becomes an event."""
+        progress = header.get("progress") or {}
+        if not progress and worker in self._unsaid:  # a successor has yet to step: what was left unsaid is told now
+            self._tell(worker)
+        kept = progress or self.last.get(worker, {}).get("progress", {})  # a successor has yet to tell of any
+        self.last[worker] = {**header, "progress": kept}
+        self._gone.pop((worker, attempt), None)
+        if not progress:
+            return
+        self._gaps[worker] = max(self._gaps.get(worker, 0.0), float(progress["gap_s"]))
+        self._unsaid[worker] = attempt
+        if now - self._emitted_at.get(worker, 0.0) >= EMIT_S:
+            self._emitted_at[worker] = now
+            self._tell(worker)
+
+    def _tell(self, worker: int) -> None:
+        attempt, header = self._unsaid.pop(worker), self.last[worker]
+        progress = header["progress"]
+        self._emit(
+            events.Progressed(
+                worker=worker,
+                attempt=attempt,
+                steps=int(progress["steps"]),
+                rows=int(progress["rows"]),
+                epoch=int(progress["position"][0]),
+                loss=progress.get("loss"),
+                busy=float(progress["busy"]),
+                gap_s=self._gaps.pop(worker),
+                landed=int(header["landed"]),
+                bytes_sent=int(header["bytes"]),
+                bytes_received=int(header.get("received", 0)),
+                stepped_s=float(progress.get("stepped_s", 0.0)),
+                waited_s=float(progress.get("waited_s", 0.0)),
+                exchanged_s=float(progress.get("exchanged_s", 0.0)),
+                evaluated_s=float(progress.get("evaluated_s", 0.0)),
+            )
+        )
+
+    def epoch(self, worker: int, header: Header) -> float | None:
+        """Books a worker's epoch; returns the training loss of the newest epoch over the workers that ended it."""
+        epoch, rows, loss = int(header["epoch"]), int(header["rows"]), header.get("loss")
+        if loss is not None and epoch > self._newest:
+            self._newest, self._losses = epoch, {}
+        if loss is not None and epoch == self._newest:
+            self._losses[worker] = (float(loss), rows)
+        self._emit(events.EpochEnded(worker=worker, attempt=int(header["a"]), epoch=epoch, rows=rows, loss=loss))
+        total = sum(n for _, n in self._losses.values())
+        return sum(v * n for v, n in self._losses.values()) / total if total else None
+
+    def stalled(self, stalled: Stalled, hosts: Mapping[int, str]) -> None:
+        """Tells of a worker whose rounds do not land, and for whom they wait."""
+        waited_for = sorted({w for workers in stalled.waits_for.values() for w in workers})
+        self._emit(
+            events.RoundStalled(
+                worker=stalled.worker,
+                host=hosts[stalled.worker],
+                rounds=tuple(stalled.waits_for),
+                waited_for=tuple(waited_for),
+                hosts=tuple(hosts.get(w, "?") for w in waited_for),
+                seconds=round(stalled.seconds, 1),
+            )
+        )
+
+    def lose(self, worker: int) -> Header:
+        """Keeps a lost attempt's bytes; its steps and rows are carried on by its successor. Returns its last beat."""
+        last = self.last.get(worker)
+        if last is None:
+            return {}
+        if worker in self._unsaid:
+            self._tell(worker)
+        self._gone[worker, int(last.get("a", 0))] = int(last.get("bytes", 0))
+        self.last[worker] = {**last, "bytes": 0}
+        return last
+
+    def sum_up(self, out: Outcome, total_rows: int) -> None:
+        """Writes the totals into the outcome, and tells what was not told yet; so many rows are an epoch."""
+        for worker in sorted(self._unsaid):
+            self._tell(worker)
+        reports = list(self.last.values())
+        states = [r.get("progress") or {} for r in reports]
+        out.bytes_sent = sum(self._gone.values()) + sum(int(r.get("bytes", 0)) for r in reports)
+        out.refused += sum(int(r.get("refused", 0)) for r in reports)
+        out.rounds = max((int(r.get("landed", 0)) for r in reports), default=0)
+        out.steps = max((int(s.get("steps", 0)) for s in states), default=0)
+        out.rows = sum(int(s.get("rows", 0)) for s in states)
+        out.epochs = out.rows / max(1, total_rows)
+        shares = [float(s["busy"]) for s in states if s.get("steps")]
+        out.busy = sum(shares) / len(shares) if shares else 0.0
+        out.evaluated_s = sum(float(s.get("evaluated_s", 0.0)) for s in states) / max(1, len(shares))

@@ -1,1 +1,0 @@
-"""The loop, the coordinator and the ports through which everything else enters."""

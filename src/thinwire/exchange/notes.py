@@ -1,0 +1,55 @@
+"""Notes: what a worker says beside its contribution to a round."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from typing import Any
+
+from thinwire.protocol.messages import form, is_count, is_number, is_text, is_truth, list_of, maybe, or_empty
+from thinwire.rules.compression import CODECS
+from thinwire.strategies import Setting
+
+_SETTING = form(
+    {},
+    fragments=lambda value: is_count(value) and value >= 1,
+    codec=lambda value: value is None or (is_text(value) and value in CODECS),
+    momentum=maybe(is_number),
+    pull=maybe(is_number),
+    rate=maybe(is_number),
+    wait=is_truth,
+    caution=is_count,
+)
+
+
+def is_setting(value: Any) -> bool:
+    """Whether this is a setting as JSON."""
+    known = {field.name for field in fields(Setting)}
+    return isinstance(value, dict) and value.keys() <= known and _SETTING(value)
+
+
+_NOTE = form(
+    {},
+    rows=is_count,
+    publish=is_count,
+    evaluate=is_truth,
+    save=maybe(is_count),
+    stop=maybe(is_text),
+    setting=is_setting,
+    since=is_count,
+    trial=or_empty(form({"number": is_count})),
+    counts=list_of(lambda value: type(value) is int and abs(value) < 2**63),
+    number=is_count,
+    by=is_text,
+    n=is_count,
+)
+
+
+def is_note(value: Any) -> bool:
+    """Whether this is a note. Fields that this version does not know are allowed.
+
+    >>> is_note({"rows": 5}), is_note({"rows": "many"}), is_note([])
+    (True, False, False)
+    """
+    whole = _NOTE(value) and ("setting" not in value or "since" in value)
+    return whole and not any(isinstance(v, float) and not math.isfinite(v) for v in value.values())

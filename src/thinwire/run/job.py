@@ -1,0 +1,318 @@
+"""What travels to a worker, and what a worker does with it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+from torch import nn
+
+from thinwire import logs
+from thinwire.checkpoint import CheckpointStore, Manifest, decode, encode
+from thinwire.data import Batch, Loader, Position, Sampler, Shard, ShardFiles
+from thinwire.data.feeds import Feed
+from thinwire.errors import CheckpointError, ConfigError, TimedOutError
+from thinwire.exchange.joint import JointState
+from thinwire.exchange.mesh import Mesh
+from thinwire.exchange.peer import Identity, Peer, TreeCodec
+from thinwire.exchange.signals import CutOffError, LeftError
+from thinwire.exchange.spark.rounds import SparkMesh
+from thinwire.exchange.table.table import Table
+from thinwire.placement import Crew, GroupReplica, Placement, Whole, between_processes, part_of
+from thinwire.protocol.clock import REAL, Time
+from thinwire.protocol.handshake import hello
+from thinwire.protocol.messages import COORDINATOR
+from thinwire.protocol.observation import Observer, unobserved
+from thinwire.replicas import TorchReplica, TrainSpec
+from thinwire.replicas.labels import ANY, Labels
+from thinwire.replicas.torch import resolve_device
+from thinwire.strategies import Strategy
+from thinwire.transport.ports import Link, Wire
+from thinwire.worker.group_worker import GroupWorker
+from thinwire.worker.plan import WorkerPlan
+from thinwire.worker.ports import Batches
+from thinwire.worker.resume import resume
+from thinwire.worker.worker import Worker
+
+FETCH_S, ASK_S = 60.0, 10.0
+_log = logging.getLogger("thinwire.worker")
+Transform = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Which columns of the data are what."""
+
+    inputs: tuple[str, ...]
+    label: str | None
+    labels: Labels = ANY
+    """What the loss takes."""
+    weight: str | None = None
+    transform: Transform | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Everything a worker needs; plain values, and the user's own model, loss and transform."""
+
+    model: nn.Module | Callable[[], nn.Module]
+    spec: TrainSpec
+    strategy: Strategy
+    plan: WorkerPlan
+    """With worker 0, attempt 0 filled in; each worker puts its own."""
+    workers: int
+    feed: Feed
+    columns: Columns
+    batch_size: int
+    wire: Wire
+    exchange: str
+    """How training's traffic moves: "mesh", "table" or "spark"."""
+    checkpoints: str | None
+    resume: tuple[str, str] | None
+    """Store and name of the checkpoint to go on from."""
+    silence_s: float = 30.0
+    placement: Placement = field(default_factory=Whole)
+    time: Time = REAL
+    prefetch: int | None = None
+    """Batches that a thread gathers ahead; None leaves it to the loader."""
+    replica: Callable[..., TorchReplica] = TorchReplica
+    """What makes a replica that is whole."""
+    crew: Callable[..., Crew] | None = between_processes
+    """What makes a worker's end of its group; None where workers cannot form groups."""
+    part: Callable[..., GroupReplica] = part_of
+    """What makes a worker's part of a replica that spans its group."""
+    observe: Observer = unobserved
+    run: str = ""
+    """What log records name the run by."""
+    log: logs.Wanted | None = None
+    """How the driver logs, and its workers with it."""
+
+
+class ShardBatches:
+    """A worker's rows; see `thinwire.worker.ports.Batches`."""
+
+    def __init__(self, files: ShardFiles, job: Job, worker: int, device: torch.device) -> None:
+        columns = job.columns
+        make = functools.partial(
+            Loader,
+            inputs=columns.inputs,
+            label=columns.label,
+            labels=columns.labels,
+            weight=columns.weight,
+            transform=columns.transform,
+            device=device,
+            prefetch=job.prefetch,
+        )
+        shard = Shard.open(files.train)
+        sampler = Sampler(shard.num_rows, job.batch_size, job.spec.seed, worker)
+        self.num_rows = shard.num_rows
+        self.batches_per_epoch = sampler.batches_per_epoch
+        self._training = make(shard, sampler)
+        self._validation: Loader | None = None
+        self.num_validation_rows = 0
+        if files.validation is not None:
+            held = Shard.open(files.validation)
+            self.num_validation_rows = held.num_rows
+            order = Sampler(held.num_rows, max(job.batch_size, 256), job.spec.seed, worker, shuffle=False)
+            self._validation = make(held, order)
+
+    def training(self, start: tuple[int, int], epochs: int | None) -> Iterator[Batch]:
+        return self._training.batches(Position(*start), epochs)
+
+    def validation(self) -> Iterator[Batch]:
+        return iter(()) if self._validation is None else self._validation.batches(Position(0, 0), 1)
+
+
+class NoBatches:
+    """The rows of a helper, which has none; see `thinwire.worker.ports.Batches`."""
+
+    num_rows = num_validation_rows = batches_per_epoch = 0
+
+    def training(self, start: tuple[int, int], epochs: int | None) -> Iterator[Batch]:
+        return iter(())
+
+    def validation(self) -> Iterator[Batch]:
+        return iter(())
+
+
+def work(
+    job: Job,
+    worker: int,
+    attempt: int,
+    *,
+    first: bool = True,
+    given: Iterable[Any] | None = None,
+    gpu: int | None = None,
+) -> bool:
+    """Runs one worker to its end; whatever goes wrong in it reaches the coordinator with its traceback.
+
+    The rest of the arguments are those of `thinwire.cluster.base.Entry`.
+    """
+    if job.log is not None and threading.current_thread() is threading.main_thread():  # else the driver's own is there
+        logs.start(job.log)
+    logs.enter(run=job.run, worker=worker, attempt=attempt)
+    _log.info("worker %s starts, attempt %s", worker, attempt)
+    link = job.wire.link(worker, attempt)
+    peer: Peer | None = None
+    runner: Worker | None = None
+    try:
+        runner, peer = _build(job, worker, attempt, link, first, given, gpu)
+        runner.run()
+    except LeftError as left:
+        return left.done
+    except CutOffError:
+        return False
+    except BaseException as error:
+        report = {
+            "t": "failed",
+            "a": attempt,
+            "kind": type(error).__name__,
+            "error": f"{type(error).__name__}: {error}",
+            "traceback": traceback.format_exc(),
+        }
+        if peer is not None and peer.started:
+            peer.report(report)
+        else:
+            link.send(COORDINATOR, {"t": "join", "a": attempt, "address": link.address, **hello()})
+            link.send(COORDINATOR, report)
+            link.close()
+    finally:
+        if peer is not None and peer.started:
+            peer.close()
+        _log.info("worker %s ends", worker)
+        logs.leave()
+        if job.placement.group_size > 1 and runner is not None:
+            runner.replica.crew.disband()
+    return True
+
+
+def _build(
+    job: Job, worker: int, attempt: int, link: Link, first: bool, given: Iterable[Any] | None, gpu: int | None
+) -> tuple[Worker, Peer]:
+    spec = job.spec
+    if spec.device in ("auto", "cuda") and torch.cuda.is_available():
+        count = torch.cuda.device_count()  # a cluster that shows a task its own GPU alone may still name it by number
+        spec = replace(spec, device=f"cuda:{worker % count if gpu is None else min(gpu, count - 1)}")
+    helps = worker >= job.workers
+    batches: Batches = NoBatches()
+    if not helps:
+        with job.feed.shard(worker, given, functools.partial(_fetch, link, attempt)) as files:
+            batches = ShardBatches(files, job, worker, resolve_device(spec.device))
+    greeting = hello() | {"rows": batches.num_rows}
+    replica: TorchReplica
+    if job.placement.group_size > 1:
+        replica = _part(job, spec, worker, attempt, link, batches)
+        greeting["meets"] = replica.crew.address if replica.crew.part == 0 else None
+    else:
+        replica = job.replica(job.model, replace(spec, device="cpu") if helps else spec, worker)
+    kept = _kept(job, worker, first)
+    replicas = job.workers // job.placement.group_size
+    strategy = job.strategy.with_optimizer(spec.optimizer)
+    joint = JointState(strategy, replica.vector.detach().cpu(), replicas, job.observe)
+    settings: dict[str, Any] = {"kind": SparkMesh if job.exchange == "spark" else Mesh}
+    if job.exchange == "table":
+        settings = {"kind": Table, "workers": replicas}
+        if strategy.subject == "gradients":
+            settings["borders"] = (*replica.parameters.offsets, replica.parameters.size)
+    peer = Peer(
+        link,
+        Identity(worker, attempt, greeting),
+        joint,
+        **settings,
+        codec_name=job.plan.codec,
+        trees=TreeCodec(encode, decode),
+        fresh=kept is None,
+        silence_s=job.silence_s,
+        stop_on_nonfinite=job.plan.on_nonfinite == "stop",
+        time=job.time,
+    )
+    save = None if job.checkpoints is None else CheckpointStore(job.checkpoints).write_part
+    plan = replace(job.plan, worker=worker, attempt=attempt)
+    kind = GroupWorker if job.placement.group_size > 1 else Worker
+    runner = kind(plan, replica, batches, peer, joint, save)
+    if kept is not None:
+        _go_on(runner, job, *kept)
+    return runner, peer
+
+
+def _part(job: Job, spec: TrainSpec, worker: int, attempt: int, link: Link, batches: Batches) -> GroupReplica:
+    """A worker's part of its group's replica, as its own rows and the placement ask for it."""
+    first = next(iter(batches.training((0, 0), 1)), None)
+    if first is None:
+        raise ConfigError(
+            f"worker {worker} has no rows, and each worker of a group needs some: use fewer workers, or more partitions"
+        )
+    size, host = job.placement.group_size, urlsplit(link.address).hostname or "127.0.0.1"
+    assert job.crew is not None  # `thinwire.run.checks` has refused the placement otherwise
+    crew, examples = job.crew(worker, attempt, size, host), list(first.inputs)
+    return job.part(job.placement, job.model, spec, worker, crew=crew, examples=examples, rows=job.batch_size)
+
+
+def _fetch(link: Link, attempt: int, name: str) -> Iterator[bytes]:
+    """One of this worker's files, piece by piece from the coordinator."""
+    index, count = 0, 1
+    while index < count:
+        asked, deadline = -math.inf, time.monotonic() + FETCH_S
+        answer = None
+        while answer is None:
+            now = time.monotonic()
+            if now > deadline:
+                raise TimedOutError(f"the driver did not send piece {index} of {name!r} within {FETCH_S:.0f} s")
+            if now - asked > ASK_S:  # what was asked may be lost with a connection
+                asked = now
+                link.send(COORDINATOR, {"t": "fetch", "a": attempt, "name": name, "i": index})
+            found = [m for m in link.receive(0.5) if m.header["t"] == "piece"]
+            answer = next((m for m in found if (m.header["name"], m.header["i"]) == (name, index)), None)
+        count = int(answer.header["n"])
+        yield bytes(answer.payload or b"")
+        index += 1
+
+
+def _kept(job: Job, worker: int, first: bool) -> tuple[Manifest, dict[str, Any], dict[str, Any] | None] | None:
+    """The checkpoint that the run goes on from, its joint part and the worker's own; None in a run from the beginning.
+
+    One that takes another's place reads it too: nobody may have been heard of yet.
+    """
+    if job.resume is None:
+        return None
+    store = CheckpointStore(job.resume[0])
+    try:
+        manifest = store.load(job.resume[1])
+        part = worker % job.placement.group_size
+        joint = store.read_part(manifest, f"joint-{part}" if part else "joint")
+        if not isinstance(joint, dict):
+            raise CheckpointError(f"checkpoint {manifest.name} holds no joint state; go on from another one")
+        named = f"worker-{worker}"
+        has_own = manifest.meta.get("workers") == job.workers and any(p.name == named for p in manifest.parts)
+        own = store.read_part(manifest, named) if has_own else None
+    except CheckpointError as error:
+        if first:
+            raise
+        _log.warning("worker %s takes over from its peers alone: %s", worker, error)
+        return None
+    return manifest, joint, own  # type: ignore[return-value]
+
+
+def _go_on(runner: Worker, job: Job, manifest: Manifest, joint: dict[str, Any], own: dict[str, Any] | None) -> None:
+    resume(runner, joint, own)
+    if own is not None:
+        return
+    if manifest.meta.get("workers") == job.workers:  # it had left, was lost, or had not come yet
+        at = dict(manifest.meta.get("workers_at", {})).get(str(runner.plan.worker), {})  # type: ignore[call-overload]
+        runner.meter.position = tuple(at.get("position") or (0, 0))
+        runner.meter.steps = runner.replica.steps = int(at.get("steps") or 0)
+        runner.meter.rows = int(at.get("rows") or 0)
+        return
+    epoch = int(manifest.meta["rows_done"]) // max(1, int(manifest.meta["total_rows"]))  # type: ignore[call-overload]
+    runner.meter.position = (epoch, 0)
+    runner.meter.steps = runner.replica.steps = manifest.step
+    runner.meter.rows = epoch * runner.batches.num_rows

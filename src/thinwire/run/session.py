@@ -1,0 +1,406 @@
+"""The composition root: objects wired, `fit` out."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import json
+import logging
+import secrets
+import tempfile
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn
+
+from thinwire import events, logs
+from thinwire.checkpoint import CheckpointStore, Manifest, write_file
+from thinwire.checkpoint.finite import why_not_finite
+from thinwire.cluster.base import Cluster, Site
+from thinwire.cluster.frames import is_frame
+from thinwire.cluster.local import Local
+from thinwire.coordinator.outcome import Policy
+from thinwire.coordinator.stopping import EarlyStopping, Target
+from thinwire.errors import CheckpointError, ConfigError, Interrupted, LostWorkersError, ThinwireError
+from thinwire.models import model_by_name
+from thinwire.placement import Placement, Whole
+from thinwire.protocol.deadlines import Deadlines
+from thinwire.replicas import Algorithm, BackPropagation, TrainSpec
+from thinwire.replicas.keras import KerasModule, is_keras
+from thinwire.replicas.labels import labels_of
+from thinwire.replicas.objectives import (
+    Loss,
+    Metric,
+    NamedOptimizer,
+    OptimizerFactory,
+    SchedulerFactory,
+)
+from thinwire.run.checks import (
+    carrier_for,
+    columns_for,
+    metrics_for,
+    objective_for,
+    placement_for,
+    refuse_impossible,
+    strategy_for,
+    wanted_for,
+)
+from thinwire.run.driver import Earlier, Run
+from thinwire.run.job import Columns, Job, Transform
+from thinwire.run.run_log import RunLog
+from thinwire.strategies import Strategy, name_of
+from thinwire.transport.ports import Hub, Wire
+from thinwire.transport.reliable import ReliableHub, ReliableWire
+from thinwire.worker.plan import WorkerPlan
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What `fit` gives back.
+
+    Attributes:
+        model: the trained module, on the CPU, in evaluation mode.
+        history: one row an evaluation.
+        summary: the run in numbers; also `summary.json`.
+    """
+
+    model: nn.Module
+    history: list[dict[str, Any]]
+    summary: dict[str, Any]
+
+    def frame(self, spark: Any = None) -> Any:
+        """The history as a pandas DataFrame, or as one of the Spark session that is given."""
+        try:
+            import pandas
+        except ImportError:
+            raise ConfigError("frame needs pandas: pip install 'thinwire[spark]'") from None
+        if spark is None:
+            return pandas.DataFrame(self.history)
+        if not self.history:
+            raise ConfigError("there is no history: give validation rows, and every evaluation has a row in it")
+        names = list(dict.fromkeys(name for row in self.history for name in row))
+        whole = {name: all(isinstance(row.get(name), int) for row in self.history) for name in names}
+        schema = ", ".join(f"`{name}` {'bigint' if whole[name] else 'double'}" for name in names)
+        rows = [
+            tuple(row.get(n) if whole[n] or row.get(n) is None else float(row[n]) for n in names)
+            for row in self.history
+        ]
+        return spark.createDataFrame(rows, schema)
+
+
+def fit(
+    model: nn.Module | Callable[[], nn.Module] | str,
+    data: Any,
+    *,
+    inputs: Sequence[str] | None = None,
+    label: str | None = "label",
+    loss: str | Loss | None = None,
+    optimizer: str | OptimizerFactory = "sgd",
+    scheduler: SchedulerFactory | None = None,
+    scheduler_every: Literal["step", "epoch"] = "epoch",
+    algorithm: Algorithm | None = None,
+    strategy: Strategy | str | None = None,
+    placement: Placement | None = None,
+    cluster: Cluster | None = None,
+    exchange: str = "auto",
+    codec: str = "float32",
+    epochs: int | None = None,
+    steps: int | None = None,
+    until: str | None = None,
+    batch_size: int = 64,
+    validation: Any = None,
+    weight: str | None = None,
+    transform: Transform | None = None,
+    metrics: Sequence[str] | Mapping[str, Metric] | None = None,
+    stop: EarlyStopping | None = None,
+    restore_best: bool | None = None,
+    callbacks: Sequence[Callable[[events.Event], Any]] = (),
+    clip_norm: float | None = None,
+    on_nonfinite: Literal["drop", "stop"] = "drop",
+    precision: Literal["float32", "bfloat16"] = "float32",
+    device: str = "auto",
+    evaluate_every: int | None = None,
+    checkpoint_every: int | None = None,
+    out: str | None = None,
+    resume: str | None = None,
+    seed: int = 0,
+    deadlines: Deadlines | None = None,
+    progress: bool | None = None,
+) -> Result:
+    """Trains a model on data with several workers; returns it with its history.
+
+    Args:
+        model: a module, a factory of one, or a built-in name. A factory is called under the seed on every worker.
+        data: arrays, an Arrow table, a Parquet path or glob, or a built-in set such as "digits".
+        inputs: columns given to the model, in its order; None takes all but label and weight.
+        label: the column the loss compares with; None calls the loss with the output alone.
+        loss: a name, or a callable of (output, label); "cross_entropy", or the algorithm's own, unless said.
+        optimizer: a name, or a callable that makes the optimizer from the parameters.
+        scheduler: makes a learning-rate scheduler from the optimizer.
+        scheduler_every: whether it moves after each step or each epoch.
+        algorithm: how a gradient is found: `BackPropagation` unless said, or `ContrastiveDivergence`.
+        strategy: what replicas tell each other; `Relay` unless said.
+        placement: how one replica spans several workers: `Planned`, `TensorParallel` or `Pipeline`; whole unless said.
+        cluster: where workers run; two local processes unless said.
+        exchange: how bytes move: "mesh", "table", "spark", or "auto", which takes what the strategy needs.
+        codec: how contributions are packed, for strategies that leave it open.
+        epochs: passes over the rows.
+        steps: optimizer steps of each worker at most.
+        until: a target that ends the run, such as "val_accuracy >= 0.97".
+        batch_size: rows of one step of one worker.
+        validation: a share of the rows, or data of its own.
+        weight: a column of row weights.
+        transform: a function from a batch's columns to a batch's columns, run on the workers.
+        metrics: names, or callables by name, measured on the validation rows.
+        stop: early stopping.
+        restore_best: give back the best evaluation's model; with `stop` unless said.
+        callbacks: called with every event; one that returns True ends the run. One that has a method `finish` is given
+            the result with it at the end: `thinwire.trackers` has such ones.
+        clip_norm: largest norm of a gradient.
+        on_nonfinite: whether a step with a loss or a gradient that is not finite, and a contribution that is not, is
+            left out and told of, or ends the run. A run whose workers all keep skipping steps ends in any case.
+        precision: "bfloat16" computes under autocast.
+        device: "cpu", "cuda", or "auto".
+        evaluate_every: steps between evaluations; once an epoch unless said.
+        checkpoint_every: steps between checkpoints; at epochs, not too often, unless said.
+        out: a folder or URL for events, summary and checkpoints.
+        resume: the folder of an earlier run to go on from.
+        seed: of everything random.
+        deadlines: how long to wait for workers.
+        progress: show a live display; only on a terminal or in a notebook unless said. True writes lines into a log.
+    """
+    chosen = strategy_for(strategy)
+    where = (cluster or _default_cluster(data)).site(data)
+    patience = where.deadlines(deadlines)
+    factory: Any = model_by_name(model) if isinstance(model, str) else model
+    if is_keras(factory):
+        factory = KerasModule(factory)
+    if where.in_process and isinstance(factory, nn.Module):
+        factory = functools.partial(copy.deepcopy, factory)  # threads must not train one module together
+    loss, metrics = objective_for(algorithm, loss, metrics)
+    spec = TrainSpec(
+        loss=loss,
+        algorithm=algorithm or BackPropagation(),
+        optimizer=NamedOptimizer(optimizer, lr=0.01) if isinstance(optimizer, str) else optimizer,
+        scheduler=scheduler,
+        scheduler_every=scheduler_every,
+        metrics=metrics_for(metrics, loss),
+        clip_norm=clip_norm,
+        precision=precision,
+        device=device,
+        seed=seed,
+    )
+    carrier = carrier_for(exchange, chosen, where)
+    spread = placement_for(placement, chosen, carrier, where)
+    if carrier == "spark" and deadlines is None:  # jobs are slow, and letters are not lost
+        patience = dataclasses.replace(patience, stall_s=300.0, silence_s=60.0, prepare_s=60.0)
+    refuse_impossible(spec, chosen, codec, spread, on_nonfinite, epochs=epochs, steps=steps, batch_size=batch_size)
+    if validation is None and (until is not None or stop is not None):
+        asked = "until" if until is not None else "stop"
+        raise ConfigError(f"{asked} looks at validation rows and there are none; give validation=0.1, or other rows")
+    if epochs is None and steps is None and until is None:
+        epochs = 1
+    if resume is not None and out is None:
+        out = resume
+    policy_stop = Target.parse(until) if until else None
+    with logs.of_a_run() as name, tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
+        opened = where.open(data, validation)
+        where.look(out, ports=carrier != "spark")
+        names = columns_for([n for n in opened.names if n != opened.indicator], inputs, label, weight)
+        columns = Columns(inputs=names, label=label, labels=labels_of(loss), weight=weight, transform=opened.transform)
+        wanted = wanted_for(
+            factory,
+            spec,
+            columns,
+            transform=transform is not None,
+            validation=validation,
+            indicator=opened.indicator,
+        )
+        dealt = opened.deal(wanted, folder)
+        store = CheckpointStore(f"{out.rstrip('/')}/checkpoints") if out is not None else None
+        earlier = _earlier(resume, chosen, spread) if resume is not None else None
+        log = RunLog(out, callbacks, clock=where.time.wall)
+        plan = WorkerPlan(
+            worker=0,
+            attempt=0,
+            epochs=epochs,
+            steps=steps,
+            evaluates=validation is not None and dealt.validation_rows != 0,
+            evaluate_every=evaluate_every,
+            checkpoint_every=None if store is None else checkpoint_every or "auto",
+            keeps_best=stop is not None if restore_best is None else restore_best,
+            codec=codec,
+            deadlines=patience,
+            group_size=spread.group_size,
+            on_nonfinite=on_nonfinite,
+        )
+        hub, wire = _wire(where, carrier)
+        job = Job(
+            model=factory,
+            spec=spec,
+            strategy=chosen,
+            plan=plan,
+            workers=where.workers,
+            feed=dealt.feed,
+            exchange=carrier,
+            silence_s=120.0 if carrier == "spark" else 30.0,
+            columns=dataclasses.replace(columns, labels=dealt.labels, transform=in_turn(opened.transform, transform)),
+            batch_size=batch_size,
+            wire=wire,
+            checkpoints=None if store is None else store.url,
+            resume=None if earlier is None else earlier.place,
+            placement=spread,
+            time=where.time,
+            prefetch=where.prefetch if transform is not None else None,
+            replica=where.replica,
+            crew=where.crew,
+            part=where.part,
+            observe=where.observe,
+            run=name,
+            log=logs.wanted(),
+        )
+        policy = Policy(
+            workers=where.workers,
+            helpers=chosen.helpers,
+            stop=stop,
+            until=policy_stop,
+            deadlines=patience,
+            group_size=spread.group_size,
+        )
+        run = Run(job, where, dealt, log, store, earlier, seed)
+        try:
+            while True:
+                try:
+                    outcome, seconds = run.execute(hub, policy, progress)
+                    break
+                except LostWorkersError as lost:
+                    earlier = _from_checkpoint(lost, spread, store, run.saved, earlier)
+                finally:
+                    hub.close()
+                hub, wire = _wire(where, carrier)
+                job = dataclasses.replace(job, wire=wire, resume=earlier.place)
+                run.go_on_from(earlier, job)
+            trained = None if outcome.interrupted else run.trained(outcome)
+        except BaseException as error:
+            reason = str(error) if isinstance(error, ThinwireError) else repr(error)
+            log.close(events.RunEnded(reason=reason, summary={}))
+            raise
+        summary = run.summary(outcome, seconds)
+        log.close(events.RunEnded(reason=outcome.reason, summary=summary))
+        if out is not None:
+            _write_summary(f"{out.rstrip('/')}/summary.json", summary)
+        if trained is None:
+            raise Interrupted(run.how_to_resume(out, outcome))
+        result = Result(trained, outcome.history, summary)
+        for callback in callbacks:
+            _finish(callback, result)
+        return result
+
+
+def _write_summary(url: str, summary: dict[str, Any]) -> None:
+    try:
+        write_file(url, (json.dumps(summary, indent=2) + "\n").encode())
+    except CheckpointError as error:  # no reason to lose the model, which the caller is about to get
+        _log.warning("the summary could not be written: %s", error)
+        summary["unsaved"] = summary["unsaved"] or str(error)
+
+
+def _finish(callback: Any, result: Result) -> None:
+    """Gives a sink the result; what goes wrong there is no reason to lose the model."""
+    finish = getattr(callback, "finish", None)
+    if not callable(finish):
+        return
+    try:
+        finish(result)
+    except Exception as error:
+        _log.warning("callback %r failed at the end: %s: %s", callback, type(error).__name__, error)
+
+
+def _default_cluster(data: Any) -> Cluster:
+    """Two processes here, or the Spark cluster that the data is on."""
+    if not is_frame(data):
+        return Local()
+    from thinwire.cluster.spark import Spark
+
+    return Spark()
+
+
+def _from_checkpoint(
+    lost: LostWorkersError,
+    placement: Placement,
+    store: CheckpointStore | None,
+    saved: str | None,
+    earlier: Earlier | None,
+) -> Earlier:
+    """Where groups go on from when no replica is whole; raises where there is nothing new since the last time."""
+    if store is None or saved is None or placement.group_size == 1 or (earlier and earlier.manifest.name == saved):
+        raise lost
+    return Earlier(store, store.load(saved), earlier.passed_over if earlier else {})
+
+
+def _wire(cluster: Site, carrier: str) -> tuple[Hub, Wire]:
+    """The coordinator's end of a run's wire, and what workers make theirs from."""
+    if carrier == "spark":
+        from thinwire.exchange.spark.link import SparkWire
+        from thinwire.exchange.spark.post import SparkHub
+
+        post = SparkWire(uuid.uuid4().hex[:12], secrets.token_hex(16))
+        return SparkHub(cluster.needs_jobs(), post, cluster.workers), post  # letters are not lost
+    hub, wire = cluster.wire()
+    return ReliableHub(hub), ReliableWire(wire, cluster.time)
+
+
+def in_turn(first: Transform | None, second: Transform | None) -> Transform | None:
+    """Two transforms as one."""
+    if first is None or second is None:
+        return first or second
+    return functools.partial(composed, first, second)
+
+
+def composed(first: Transform, second: Transform, columns: dict[str, Any]) -> dict[str, Any]:
+    """The second of the first."""
+    return second(first(columns))
+
+
+def _why_not(store: CheckpointStore, manifest: Manifest) -> str:
+    """Why a whole checkpoint is nothing to go on from; empty where it is. Those that say so were checked as they were
+    written; earlier versions wrote any.
+    """
+    if manifest.meta.get("finite") is True:
+        return ""
+    trees = (store.read_part(manifest, part.name) for part in manifest.parts)
+    try:
+        return next(filter(None, (why_not_finite(tree) for tree in trees if isinstance(tree, dict))), "")
+    except (CheckpointError, LookupError, TypeError, AttributeError) as error:
+        return f"it cannot be read: {error}"
+
+
+def _earlier(resume: str, strategy: Strategy, placement: Placement) -> Earlier:
+    store = CheckpointStore(f"{resume.rstrip('/')}/checkpoints")
+    manifest, passed = store.newest_whole(functools.partial(_why_not, store))
+    told = "; ".join(f"{name}: {why}" for name, why in passed.items())
+    if manifest is None:
+        damaged = f"; damaged are {told}" if passed else ""
+        raise CheckpointError(
+            f"resume = {resume!r} holds no complete checkpoint{damaged}; name the out folder of an earlier run"
+        )
+    if passed:
+        _log.warning("going on from checkpoint %s; newer ones in %s cannot be used: %s", manifest.name, resume, told)
+    made_by = manifest.meta.get("strategy")
+    if made_by != name_of(strategy):
+        raise CheckpointError(
+            f"checkpoint {manifest.name} in {resume!r} was made by strategy {made_by!r}, not {name_of(strategy)!r}; "
+            "resume with the same strategy"
+        )
+    placed = manifest.meta.get("placement", repr(Whole()))
+    if placed != repr(placement):
+        raise CheckpointError(
+            f"checkpoint {manifest.name} in {resume!r} was made with placement {placed}, not {placement!r}; "
+            "resume with the same placement"
+        )
+    return Earlier(store, manifest, passed)

@@ -1,0 +1,51 @@
+"""The ports through which messages travel; `thinwire.transport.memory` has their in-memory twins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from thinwire.protocol.messages import Header, Message
+
+
+class Link(Protocol):
+    """Carries messages between one worker and its peers, the coordinator among them."""
+
+    address: str
+    """Where peers reach this worker."""
+
+    def connect(self, peers: Mapping[int, str]) -> None:
+        """Makes exactly these workers, by number and address, the ones that can be sent to."""
+
+    def send(self, peer: int, header: Header, payload: memoryview | None = None) -> None:
+        """Queues a message; never blocks. The payload must not change afterwards."""
+
+    def receive(self, timeout_s: float) -> list[Message]:
+        """Messages that have come, after waiting at most so long for the first; returns early when woken."""
+
+    def wake(self) -> None:
+        """Makes a `receive` on another thread return now."""
+
+    def close(self) -> None:
+        """Sends what is queued, within a deadline, and lets go of the network."""
+
+
+class Hub(Protocol):
+    """The coordinator's end: carries messages to and from workers by number and attempt."""
+
+    address: str
+
+    def send(self, worker: int, attempt: int, header: Header, payload: memoryview | None = None) -> None: ...
+
+    def receive(self, timeout_s: float) -> list[Message]: ...
+
+    def broken(self) -> list[tuple[int, int]]:
+        """Workers and attempts whose connections have ended since the last call."""
+
+    def close(self) -> None: ...
+
+
+class Wire(Protocol):
+    """What a worker needs to make its link."""
+
+    def link(self, worker: int, attempt: int) -> Link: ...

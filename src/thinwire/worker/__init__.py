@@ -1,0 +1,1 @@
+"""The stepping thread of one worker."""

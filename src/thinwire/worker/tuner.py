@@ -1,0 +1,187 @@
+"""Measures rounds on the first worker, and proposes settings that fit the link better."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import deque
+from statistics import median, median_low
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from thinwire.exchange.signals import Landed
+from thinwire.parameters import Fragment
+from thinwire.rules.period import Link, fit_link
+from thinwire.strategies import Measured, Setting
+
+if TYPE_CHECKING:
+    from thinwire.worker.worker import Worker
+
+SAMPLES = 24
+"""Newest rounds of about one size that are remembered."""
+DRIFT, JUDGED = 2.0, 6
+"""So many rounds in a row that took so many times longer, or shorter, than before: it is another link now."""
+LOOK_AGAIN, LOOK_ROUNDS = 32, 4
+"""The round at which the link is looked at with another size again, and for how many."""
+ALIKE = 1.5
+"""Times the fragments, up to which it is about the same setting."""
+LATER, CONFIRMED = 2, 6
+"""How many times later it is looked at next; and that where the setting of before was found to be right."""
+UNUSUAL = 2.0
+"""Times what most rounds of its size take, at which a round that took longer is counted."""
+EVERY_ROUND_UNTIL, THEN_EVERY = 32, 17
+"""Rounds looked at one by one while the run is young, and how often later: fragments take turns in being looked at."""
+
+
+class Sample(NamedTuple):
+    """One round."""
+
+    round: int
+    size_bytes: float
+    seconds: float
+
+
+class Tuner:
+    """One worker's measurements; only the first worker of a generation acts on its own."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._explained = self._drifted = False
+        self.first = -1
+        """The round that waits for whoever starts last: no measure of the link. Negative until one has landed."""
+        self._look_again, self._looks_until = LOOK_AGAIN, 0
+        """When another size is tried next; and until when one is being tried."""
+        self._usual = Setting()
+        """That of before."""
+        self._taken: dict[Fragment, int] = {}
+        """Steps at each fragment's last snapshot that landed."""
+        self._samples: dict[int, deque[Sample]] = {}
+        """By the size's order of magnitude: two sizes tell latency and bandwidth apart."""
+
+    def see(self, landed: Landed) -> None:
+        """Notes a round's size and duration; the first worker logs some."""
+        if self.first < 0:
+            self.first = landed.round
+        if landed.size_bytes and landed.round > self.first:
+            self._remember(Sample(landed.round, landed.size_bytes, landed.seconds))
+        late, period = self._fresh(landed) if self._worker.lead else (None, None)
+        if self._worker.lead and _looked_at(landed.round):
+            cut = self._worker.joint.cuts.at(landed.round)
+            setting = cut.setting
+            self._worker.event(
+                "round_landed",
+                round=landed.round,
+                steps=self._worker.meter.steps,
+                fragments=setting.fragments,
+                codec=setting.codec or self._worker.plan.codec,
+                seconds=landed.seconds,
+                size_bytes=landed.size_bytes,
+                contributors=sorted(landed.notes),
+                fragment=cut.number(landed.round),
+                late=late,
+                period=period,
+            )
+
+    def _fresh(self, landed: Landed) -> tuple[int | None, int | None]:
+        """Steps since the landed fragment's snapshot, and between that and the one before."""
+        taken = self._worker.shares.get(landed.fragment)
+        if taken is None:
+            return None, None
+        before, self._taken[landed.fragment] = self._taken.get(landed.fragment), taken[0]
+        return self._worker.meter.steps - taken[0], None if before is None else taken[0] - before
+
+    def note(self, round: int) -> dict[str, Any]:
+        """What to say in a round's note: a new setting, when the strategy sees from what was measured that one fits.
+
+        Rounds of one size do not tell what is latency and what are bytes, and what another size took long ago was
+        perhaps taken while machines were busy with starting: the link is looked at again, with a new pair of sizes,
+        ever more seldom; and at once when rounds take much longer or shorter than before.
+        """
+        if not self._samples or self._worker.strategy.timing == "async" or round < self._looks_until:
+            return {}
+        if self._looks_until:  # both sizes have been seen
+            self._looks_until, said = 0, self._choose(round)
+            if "setting" in said and _near(Setting(**said["setting"]), self._usual):
+                self._look_again = CONFIRMED * round
+            return said
+        if self._drifted or round >= self._look_again:
+            current = self._worker.joint.cuts.newest
+            since = round + self._worker.strategy.in_flight
+            if since <= current.since:  # once that change is in force
+                return {}
+            self._drifted, self._look_again = False, LATER * round
+            other = self._worker.strategy.probe(current.setting)
+            if other != current.setting:
+                said = self._propose(other, since, self._link(), why="")
+                self._forget(before=current.since)  # of the current cut perhaps nothing has landed yet
+                self._usual, self._looks_until = current.setting, since + LOOK_ROUNDS
+                return said
+        elif not _looked_at(round):
+            return {}
+        return self._choose(round)
+
+    def _choose(self, round: int) -> dict[str, Any]:
+        worker, link = self._worker, self._link()
+        current = worker.joint.cuts.newest
+        step_s = worker.meter.step_s or None
+        size, handling_s = worker.joint.size, worker.meter.handling_s or None
+        verdict = worker.guard.verdict
+        measured = Measured(size, len(worker.members), round, link, step_s, handling_s, hurts=bool(verdict))
+        chosen = worker.strategy.setting(measured, current.setting)
+        since = round + worker.strategy.in_flight
+        why = "; ".join(filter(None, (verdict, worker.strategy.explain(measured, chosen))))
+        if chosen != current.setting and since > current.since:
+            return self._propose(chosen, since, link, why)
+        if why and not self._explained:
+            self._propose(current.setting, current.since, link, why)
+        return {}
+
+    def _propose(self, setting: Setting, since: int, link: Link, why: str) -> dict[str, Any]:
+        self._explained = self._explained or bool(why)
+        fields = dataclasses.asdict(setting)
+        self._worker.event(
+            "setting_changed",
+            since=since,
+            setting=fields,
+            latency_s=link.latency_s,
+            bytes_per_s=link.bytes_per_s if link.bytes_per_s < 1e15 else None,
+            step_s=self._worker.meter.step_s or None,
+            why=why,
+        )
+        return {"setting": fields, "since": since}
+
+    def _remember(self, sample: Sample) -> None:
+        order = round(math.log2(sample.size_bytes))
+        mine = self._samples.setdefault(order, deque(maxlen=SAMPLES))
+        newest, before = list(mine)[-JUDGED:], list(mine)[:-JUDGED]
+        if len(before) >= JUDGED:
+            usual = median(past.seconds for past in before)
+            off = [past.seconds / max(1e-9, usual) for past in newest]
+            if min(off) > DRIFT or max(off) < 1 / DRIFT:
+                self._drifted = True
+                self._forget(before=newest[0].round)
+                mine = self._samples.setdefault(order, deque(maxlen=SAMPLES))
+        mine.append(sample)
+
+    def _forget(self, *, before: int) -> None:
+        """Leaves what was seen from a round on."""
+        left = {order: [past for past in kind if past.round >= before] for order, kind in self._samples.items()}
+        self._samples = {order: deque(kind, maxlen=SAMPLES) for order, kind in left.items() if kind}
+
+    def _link(self) -> Link:
+        """A round that took much longer than most of its size met with something else: it counts as twice the usual."""
+        sizes, seconds = [], []
+        for kind in self._samples.values():
+            most = UNUSUAL * median_low(past.seconds for past in kind)
+            sizes += [past.size_bytes for past in kind]
+            seconds += [min(past.seconds, most) for past in kind]
+        return fit_link(sizes, seconds)
+
+
+def _near(one: Setting, other: Setting) -> bool:
+    """Whether two settings differ by no more than chance makes of the same link."""
+    fewer, more = sorted((one.fragments, other.fragments))
+    return one.codec == other.codec and more <= fewer * ALIKE
+
+
+def _looked_at(round: int) -> bool:
+    return round < EVERY_ROUND_UNTIL or round % THEN_EVERY == 0
