@@ -119,6 +119,7 @@ def test_slices_splits_and_reshapes_without_any_shape_given() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.processes
 @pytest.mark.parametrize("name", _names("solvers"))
 def test_a_solver_takes_real_caffes_path(name: str) -> None:
     folder = files() / "golden"

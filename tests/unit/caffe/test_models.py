@@ -27,6 +27,7 @@ def _tested(net: caffe.CaffeNet, images: np.ndarray[Any, Any], labels: np.ndarra
     return tuple(np.mean(found, axis=0).tolist())  # type: ignore[return-value]
 
 
+@pytest.mark.processes  # a data set may have to be fetched
 @pytest.mark.parametrize(
     ("folder", "accuracy", "loss"),
     [("everpeace_2014/mnist", 0.9905, 0.029182), ("nandahkrishna_lenet", 0.9905, 0.029757)],
@@ -38,6 +39,7 @@ def test_lenet_is_as_good_as_real_caffe_found_it(folder: str, accuracy: float, l
 
 
 @pytest.mark.long
+@pytest.mark.processes
 @pytest.mark.parametrize(("iteration", "accuracy", "loss"), [(4000, 0.6854, 0.937706), (5000, 0.7491, 0.748170)])
 def test_cifar10_quick_is_as_good_as_its_author_logged(iteration: int, accuracy: float, loss: float) -> None:
     at = files() / EVERPEACE
@@ -47,6 +49,7 @@ def test_cifar10_quick_is_as_good_as_its_author_logged(iteration: int, accuracy:
 
 
 @pytest.mark.long
+@pytest.mark.processes
 def test_a_run_of_2014_goes_on_from_its_model_and_solver_state() -> None:
     """The first 100 of its last 1,000 iterations; a log of them all is in docs/how-to/caffe.md."""
     at = files() / EVERPEACE
