@@ -19,7 +19,7 @@ OPTIONS = {
     "testbed": {
         "": ["--help"],
         "run": ["--cores", "--help", "--memory", "--nodes", "--rate"],
-        "schedules": ["--help", "--jobs", "--json", "--record", "--seeds", "--strategy"],
+        "schedules": ["--digests", "--help", "--jobs", "--json", "--record", "--seeds", "--strategy"],
         "chaos": [
             "--arenas",
             "--deeds",

@@ -320,3 +320,16 @@ def test_slices_are_added_up_in_a_file_and_no_seed_counts_twice(
     assert main(["testbed", "schedules", "--seeds", "6:8", "--jobs", "1", "--record", str(path)]) == 2
     assert "has seeds 0:7 already" in capsys.readouterr().err
     assert json.loads(path.read_text()) == kept
+
+
+def test_another_tree_is_compared_by_the_digests_of_its_events(tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "digests.json"
+    words = ["testbed", "schedules", "--seeds", "5:7", "--jobs", "1", "--digests", str(path)]
+    assert main(words) == 0
+    before = json.loads(path.read_text())
+    assert sorted(before) == ["5", "6"]
+    assert main(words) == 0
+    assert json.loads(path.read_text()) == before
+    path.write_text(json.dumps(before | {"6": "0" * 16}))
+    assert main(words) == 4
+    assert "1 of 2 schedules have other events" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -27,7 +28,7 @@ def schedules(options: argparse.Namespace) -> int:
     console = Console(stderr=True)
     if options.record:
         record.check(options.record, seeds)
-    elif len(seeds) == 1 and not options.json:
+    elif len(seeds) == 1 and not options.json and not options.digests:
         return _tell(Schedule.draw(seeds[0], options.strategy))
     bar = Progress(
         TextColumn("schedules"),
@@ -49,12 +50,27 @@ def schedules(options: argparse.Namespace) -> int:
         words = f"thinwire testbed schedules --record {os.path.basename(options.record)}"
         kept = record.add(options.record, seeds, tally.to_json(), about(words))
         console.print(f"{options.record} has {kept['played']:,} now", highlight=False)
+    if options.digests:
+        _compare(Path(options.digests), tally.digests, console)
     if tally.failed:
         raise WorkerError(
             f"{len(tally.failed)} of {tally.played} schedules broke what must hold; play the first again with\n  "
             f"{tally.failed[0].replay}"
         )
     return 0
+
+
+def _compare(file: Path, digests: dict[int, str], console: Console) -> None:
+    """Compares the digests of events with those of another tree; seeds that the file lacks are added to it."""
+    before: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
+    differ = sorted(seed for seed, digest in digests.items() if before.get(str(seed), digest) != digest)
+    if differ:
+        shown = " ".join(map(str, differ[:MOST_SHOWN]))
+        raise WorkerError(f"{len(differ)} of {len(digests)} schedules have other events than in {file}: {shown}")
+    known = sum(str(seed) in before for seed in digests)
+    merged = before | {str(seed): digest for seed, digest in digests.items()}
+    file.write_text(json.dumps(dict(sorted(merged.items(), key=lambda pair: int(pair[0]))), indent=0) + "\n")
+    console.print(f"{known:,} schedules have the events that {file} has; {len(digests) - known:,} are new in it")
 
 
 def _show(tally: Tally, *, as_json: bool) -> None:

@@ -32,6 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     play.add_argument("--jobs", type=int, metavar="N", help="processes (one a processor)")
     play.add_argument("--strategy", metavar="NAME", help="of the menu of schedules; drawn by the seed unless given")
     play.add_argument("--record", metavar="FILE", help="add the counts to those of other seeds in a file")
+    play.add_argument("--digests", metavar="FILE", help="compare each seed's events with those of another tree")
     play.add_argument("--json", action="store_true", help="print the counts as JSON")
     chaos = acts.add_parser("chaos", help="real runs, and what is done to their processes and links on purpose")
     chaos.add_argument("--seed", type=int, default=0, metavar="N", help="of the first bout; each has the next (0)")

@@ -31,6 +31,8 @@ class Tally:
     outcomes: collections.Counter[str] = field(default_factory=collections.Counter)
     strategies: collections.Counter[str] = field(default_factory=collections.Counter)
     failed: list[Verdict] = field(default_factory=list)
+    digests: dict[int, str] = field(default_factory=dict)
+    """By seed, the digest of its events."""
 
     def add(self, verdict: Verdict) -> None:
         self.played += 1
@@ -38,6 +40,7 @@ class Tally:
         self.lost += verdict.lost
         self.outcomes[verdict.what if verdict.ok else "failed"] += 1
         self.strategies[verdict.name] += 1
+        self.digests[verdict.seed] = verdict.digest
         if not verdict.ok:
             self.failed.append(verdict)
 

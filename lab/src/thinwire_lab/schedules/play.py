@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import io
+import json
 import logging
 import os
 import tempfile
@@ -60,6 +62,8 @@ class Verdict:
     """Of virtual time."""
     lost: int
     generations: int
+    digest: str
+    """Of all events and what the run came to: equal for two trees whose protocol does the same."""
 
     @property
     def replay(self) -> str:
@@ -124,8 +128,10 @@ def play(schedule: Schedule, callbacks: Any = ()) -> Verdict:
     site = _Site(schedule)
     ended: dict[str, Any] = {}
     gone: set[tuple[int, int]] = set()
+    seen = hashlib.sha256()
 
     def see(event: Any) -> None:
+        seen.update(json.dumps({**vars(event), "kind": event.kind, "run": ""}, sort_keys=True, default=str).encode())
         if event.kind == "run_ended":
             ended.update(event.summary)
         elif event.kind == "worker_lost":
@@ -157,7 +163,9 @@ def play(schedule: Schedule, callbacks: Any = ()) -> Verdict:
         except (BrokenInvariantError, ThinwireError) as error:
             ok, what = False, f"{type(error).__name__}: {error}"
     lost, generations = int(ended.get("workers_lost", 0)), int(ended.get("generations", 0))
-    return Verdict(schedule.seed, schedule.name, ok, what, site.made.time.now(), lost, generations)
+    seconds = site.made.time.now()
+    seen.update(f"{ok} {what if ok else ''} {seconds!r}".encode())
+    return Verdict(schedule.seed, schedule.name, ok, what, seconds, lost, generations, seen.hexdigest()[:16])
 
 
 def _run(schedule: Schedule, site: _Site, out: str, callbacks: list[Any]) -> str:
