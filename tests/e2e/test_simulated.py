@@ -241,7 +241,7 @@ def test_a_gradient_does_not_leave_before_its_step_is_over(monkeypatch: pytest.M
     inner = Table.feed
 
     def feed(self: Any, round: int, keys: list[int]) -> None:
-        fed.append((self._seat.worker, self.time.now()))
+        fed.append((self._identity.worker, self.time.now()))
         inner(self, round, keys)
 
     monkeypatch.setattr(Table, "feed", feed)
