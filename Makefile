@@ -19,6 +19,7 @@ TARGET ?=
 INPUTS ?= 1000000
 
 .PHONY: demo quick test test-all checks lint types layers rules browser docs fuzz matrix spark35 release-check format clean lock audit
+.PHONY: durations coverage mutations
 
 demo: $(STAMP)
 	$(BIN)/python examples/spark_digits.py
@@ -34,6 +35,20 @@ test: checks browser
 # All there is: for a release, and for whoever changed what the long tests cover.
 test-all: checks browser
 	$(PYTEST) $(REST)
+
+# `make test-all` again, and what each file costs in .ci/durations.json, by which tests are dealt out to lanes.
+durations: checks browser
+	rm -f .durations.json.*
+	PYTHONPATH=.ci DURATIONS=.durations.json $(PYTEST) -p durations $(REST)
+	$(BIN)/python .ci/durations.py .ci/durations.json .durations.json.*
+
+# Lines and branches of the rooms that hold the protocol, as far as `make test` runs them, in every process it starts.
+coverage: $(STAMP) browser
+	$(PYTEST) -m "not long" $(REST) --cov --cov-config=.ci/coveragerc --cov-report=term --cov-report=json:.coverage.json
+
+# Plants each of the twenty mistakes in a copy of the tree; the tests named for it must fail.
+mutations: $(STAMP)
+	$(BIN)/python -m tests.mutations
 
 # Side by side: mypy takes one processor, the others one after the other less than that.
 checks: $(STAMP)
