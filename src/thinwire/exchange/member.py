@@ -367,9 +367,12 @@ class Member(ABC):
 
     # -- peers ------------------------------------------------------------------------------------------------------
 
+    def _understands(self, message: Message) -> bool:
+        return is_among_workers(message.header)
+
     def _from_peer(self, message: Message) -> None:
         kind = message.header["t"]
-        if not is_among_workers(message.header):
+        if not self._understands(message):
             raise ProtocolError(f"{reprlib.repr(message.header)} is nothing that workers say to each other")
         if kind in ("part", "sum", "open"):
             if not (self._frozen and message.header.get("g") == self._rounds.generation):

@@ -260,7 +260,12 @@ FORMS: dict[str, Check] = {
 """By kind, whether a header is one."""
 
 
-_ROUND = {"r": is_text, "s": _pair, "k": lambda value: is_text(value) and value in CODECS, "c": is_count}
+def _codec(value: Any) -> bool:
+    return is_text(value) and value in CODECS
+
+
+_A_ROUND: dict[str, Check] = {"r": is_text, "s": _pair, "k": _codec}
+_ROUND = _A_ROUND | {"c": is_count}
 _A_TUPLE = {"k": is_count}
 _A_NAME = {"p": _pair}
 
@@ -292,6 +297,12 @@ AMONG_WORKERS: dict[str, Check] = {
 }
 """By kind, whether a header of a worker to another is one; what is in a note is looked at where it is taken up."""
 
+FROM_SPARK: dict[str, Check] = {
+    "open": form({"g": is_count, **_A_ROUND}),
+    "sum": form({"g": is_count, **_A_ROUND, "m": _codec, "n": table_of(is_table), "x": list_of(is_count)}),
+}
+"""By kind, whether a header of the driver or a task that sums rounds over Spark is one."""
+
 
 def is_among_workers(header: Header) -> bool:
     """Whether a worker can act on another's header.
@@ -300,6 +311,16 @@ def is_among_workers(header: Header) -> bool:
     (True, False)
     """
     check = AMONG_WORKERS.get(header["t"]) if isinstance(header.get("t"), str) else None
+    return check is not None and check(header)
+
+
+def is_from_spark(header: Header) -> bool:
+    """Whether a worker can act on a header of what sums rounds over Spark.
+
+    >>> is_from_spark({"t": "open", "g": 1, "r": "train:3", "s": [0, 8], "k": "float32"}), is_from_spark({"t": "open"})
+    (True, False)
+    """
+    check = FROM_SPARK.get(header["t"]) if isinstance(header.get("t"), str) else None
     return check is not None and check(header)
 
 

@@ -20,7 +20,7 @@ from thinwire.exchange.rounds import MOST_EARLY, Rounds, Send
 from thinwire.exchange.spark.link import EXACT, SPARK, Offer, SparkLink
 from thinwire.parameters import Fragment
 from thinwire.protocol.clock import Clock
-from thinwire.protocol.messages import COORDINATOR, Header
+from thinwire.protocol.messages import COORDINATOR, Header, Message, is_from_spark
 from thinwire.rules.compression import codec
 from thinwire.rules.finite import is_finite
 
@@ -105,3 +105,6 @@ class SparkMesh(Mesh):
     def _make_rounds(self) -> Rounds:
         assert isinstance(self._link, SparkLink)
         return SparkRounds(self._identity.worker, self._link, self._send, self.residuals.lane)
+
+    def _understands(self, message: Message) -> bool:
+        return is_from_spark(message.header) if message.sender == SPARK else super()._understands(message)
