@@ -22,7 +22,11 @@ STEP_S = 0.1
 
 
 class Task(NamedTuple):
-    """Least squares: every worker has rows of its own, so none can solve it alone."""
+    """Least squares: every worker has rows of its own, so none can solve it alone.
+
+    Products are computed in double precision and rounded: in single precision their last bits depend on the processor,
+    and a strategy of two bits makes much of that in sixty steps.
+    """
 
     inputs: list[Tensor]
     labels: list[Tensor]
@@ -31,19 +35,20 @@ class Task(NamedTuple):
     @classmethod
     def make(cls, workers: int, *, size: int = 20, rows: int = 12, seed: int = 0) -> Task:
         generator = torch.Generator().manual_seed(seed)
-        solution = torch.randn(size, generator=generator)
-        inputs = [torch.randn(rows, size, generator=generator) for _ in range(workers)]
-        return cls(inputs, [a @ solution for a in inputs], solution)
+        solution = torch.randn(size, generator=generator, dtype=torch.float64).float()
+        inputs = [torch.randn(rows, size, generator=generator, dtype=torch.float64).float() for _ in range(workers)]
+        return cls(inputs, [(a.double() @ solution.double()).float() for a in inputs], solution)
 
     def loss(self, x: Tensor) -> float:
         """Mean squared error over all workers' rows."""
-        errors = [a @ x - b for a, b in zip(self.inputs, self.labels, strict=True)]
+        errors = [a.double() @ x.double() - b for a, b in zip(self.inputs, self.labels, strict=True)]
         return float(torch.cat(errors).square().mean())
 
     def gradient(self, worker: int, x: Tensor) -> Tensor:
         """The gradient of one worker's own rows."""
         a, b = self.inputs[worker], self.labels[worker]
-        return a.T @ (a @ x - b) * (2.0 / len(b))
+        wide = a.double()
+        return (wide.T @ (wide @ x.double() - b) * (2.0 / len(b))).float()
 
 
 class Loop:
