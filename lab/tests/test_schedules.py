@@ -57,7 +57,7 @@ def test_two_processes_play_what_one_plays() -> None:
 
 BROKE = [538, 1980, 2788, 4175, 5409, 6086, 6321, 7036, 14490, 19572, 36345, 39199, 39729, 68256, 86060]
 BROKE_IN_GROUPS = [
-    200075, 200122, 200136, 200137, 200298, 200366, 200797, 201070, 201125, 202091, 202484
+    200075, 200122, 200136, 200137, 200298, 200366, 200797, 201070, 201125, 201666, 202091, 202484
 ]  # fmt: skip
 
 
@@ -75,6 +75,8 @@ def test_schedules_of_groups_that_once_broke_something_pass(seed: int) -> None:
     200797: a group that was alone waited for a verdict, which needed a group that waited for its joint state.
     201070, 201125: a worker lost while the final model was saved was replaced; its group made its last steps again, and
         ended on another model than the others.
+    201666: a worker gave its joint model away before it had begun the generation in which it was alone: its replica
+        replaced that model afterwards.
     202091: a worker began three generations at once, and had been alone in one of them: the check looked too early.
     202484: nobody held a part of the model any more, and the run went on from its checkpoint: the check did not know.
     """

@@ -115,6 +115,10 @@ class GroupWorker(Worker):
             except GroupBrokenError as broken:
                 self._part_ways(broken)
 
+    @property
+    def replica_replaces_joint(self) -> bool:
+        return self.alone or any(len(formed.members) < 2 or formed.restart for formed in self._news)
+
     # -- coming together --------------------------------------------------------------------------------------------
 
     def _take(self, signal: Signal) -> None:

@@ -33,8 +33,9 @@ class ReplicaTransfer:
         merged here but still waits to be taken up.
         """
         worker = self._worker
-        # Alone its replica is the joint model, which its steps change until its group begins the generation
-        now = {peer: asked for peer, asked in self.asked.items() if not worker.alone or asked <= worker.generation}
+        # A replica that replaces the joint model does so when its group begins the generation; its steps change it until then
+        held_back = worker.replica_replaces_joint
+        now = {peer: asked for peer, asked in self.asked.items() if not held_back or asked <= worker.generation}
         if not now:
             return
         joint = worker.joint

@@ -90,6 +90,11 @@ class Worker:
         return len(self.members) < 2
 
     @property
+    def replica_replaces_joint(self) -> bool:
+        """Whether the replica is the joint model, or becomes it with a generation that this worker has yet to begin."""
+        return self.alone
+
+    @property
     def _new(self) -> bool:
         return not (self.loaded or self._stepped)
 
