@@ -33,7 +33,7 @@ class ReplicaTransfer:
         merged here but still waits to be taken up.
         """
         worker = self._worker
-        # A replica that replaces the joint model does so when its group begins the generation; its steps change it until then
+        # A replica that replaces the joint model changes with each step until its group begins the generation
         held_back = worker.replica_replaces_joint
         now = {peer: asked for peer, asked in self.asked.items() if not held_back or asked <= worker.generation}
         if not now:
