@@ -74,8 +74,8 @@ def _run_all(
             progress.update(task, description=f"{name}, {size} workers" if size > 1 else name)
             cluster = dataclasses.replace(_cluster(chosen, options), workers=size, step_s=step_s, ratio=ratio)
             trials.append({"strategy": name, "workers": size} | _trial(chosen, cluster, knobs))
-            if step_s is None and ratio is None and trials[-1].get("steps"):  # measured once, and the same for all
-                step_s = trials[-1]["busy"] * trials[-1]["train_seconds"] / trials[-1]["steps"]
+            if step_s is None and ratio is None:  # measured once, and the same for all
+                step_s = trials[-1].get("step_s")
             progress.advance(task)
     return trials
 
@@ -110,7 +110,7 @@ def _trial(chosen: Recipe, cluster: ClusterSection, knobs: dict[str, Any]) -> di
         "seconds": reached[0]["seconds"] if reached else None,
         "reached_steps": reached[0]["steps"] if reached else None,
         "curve": curve,
-        "step_s": round(result.summary["busy"] * result.summary["train_seconds"] / max(1, result.summary["steps"]), 6),
+        "step_s": result.summary["step_s"],
         "real_s": round(time.perf_counter() - began, 3),
     } | {name: result.summary.get(name) for name in MEASURED}
 
@@ -140,7 +140,7 @@ def _print(found: dict[str, Any], target: Target | None) -> None:
     for trial in found["trials"]:
         if "failed" in trial:
             console.print(f"{trial['strategy']}, {trial['workers']} workers: {trial['failed']}", highlight=False)
-    steps = [trial["step_s"] for trial in found["trials"] if "step_s" in trial]
+    steps = [trial["step_s"] for trial in found["trials"] if trial.get("step_s")]
     if steps:
         console.print(f"a step of one worker takes {steps[0] * 1e3:.3g} ms", highlight=False)
 

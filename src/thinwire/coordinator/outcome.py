@@ -51,6 +51,8 @@ class Outcome:
     epochs: float = 0.0
     busy: float = 0.0
     evaluated_s: float = 0.0
+    step_s: float | None = None
+    """Mean seconds of a step over the workers that were never replaced."""
     """Seconds of a worker's time, between its steps; the mean over workers."""
     train_s: float = 0.0
     checkpoint: str | None = None

@@ -129,3 +129,9 @@ class Ledger:
         shares = [float(s["busy"]) for s in states if s.get("steps")]
         out.busy = sum(shares) / len(shares) if shares else 0.0
         out.evaluated_s = sum(float(s.get("evaluated_s", 0.0)) for s in states) / max(1, len(shares))
+        steps = [
+            float(state["stepped_s"]) / int(state["steps"])
+            for report, state in zip(reports, states, strict=True)
+            if report.get("a") == 0 and state.get("steps") and "stepped_s" in state
+        ]  # a replacement reports its predecessor's steps, but only its own time
+        out.step_s = sum(steps) / len(steps) if steps else None

@@ -240,6 +240,7 @@ class Run:
             "val_accuracy": metrics.get("val_accuracy"),
             "busy": round(outcome.busy, 4),
             "evaluated_s": round(outcome.evaluated_s, 3),
+            "step_s": None if outcome.step_s is None or self._earlier else round(outcome.step_s, 9),
             "bytes_sent": outcome.bytes_sent,
             "rounds": outcome.rounds,
             "generations": self.generations,
