@@ -26,9 +26,7 @@ if TYPE_CHECKING:
         Strategy,
         Synchronous,
     )
-
-__version__: str
-"""As installed; it stands in pyproject.toml and nowhere else."""
+    from thinwire.version import __version__
 
 _HOMES = {
     "Deadlines": "thinwire.protocol.deadlines",
@@ -56,6 +54,7 @@ _HOMES = {
     "Synchronous": "thinwire.strategies",
     "TensorParallel": "thinwire.placement.kinds",
     "Whole": "thinwire.placement.kinds",
+    "__version__": "thinwire.version",
     "fit": "thinwire.run.session",
 }
 
@@ -95,22 +94,11 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Loads a public name when it is first used, so that importing thinwire costs nothing."""
-    if name == "__version__":
-        return globals().setdefault(name, _version())
     if name in _PACKAGES:
         return importlib.import_module(f"thinwire.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'thinwire' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)
-
-
-def _version() -> str:
-    from importlib import metadata
-
-    try:
-        return metadata.version("thinwire")
-    except metadata.PackageNotFoundError:  # a source tree on the path
-        return "0+unknown"
 
 
 def __dir__() -> list[str]:

@@ -154,7 +154,7 @@ class _Link:
 TREES = TreeCodec(encode, decode)
 MEMBERS = {str(w): {"address": f"memory:{w}.0", "attempt": 0} for w in range(3)}
 COMMIT = {"t": "commit", "g": 1, "members": MEMBERS, "reference": 1, "landed": 0, "digest": "same", "since": 0}
-COMMIT |= {"rows": 10, "totals": {}}
+COMMIT |= {"rows": 10, "totals": {}, "more": {}}
 NOTE = {"rows": 5, "setting": {"fragments": 2}, "since": 1, "publish": 1}
 
 

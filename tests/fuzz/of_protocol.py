@@ -22,7 +22,8 @@ PROGRESS |= {"waited_s": 0.1, "exchanged_s": 0.2, "note": {"rows": 8}, "first_lo
 LANDED = {"round": 1, "steps": 2, "fragments": 1, "codec": "float32", "seconds": 0.1, "size_bytes": 10}
 SAID: tuple[dict[str, Any], ...] = (
     {"t": "beat", "a": 0, "landed": 1, "bytes": 5, "received": 5, "refused": 0, "waiting": {}, "progress": PROGRESS},
-    {"t": "beat", "a": 0, "landed": 1, "bytes": 5, "waiting": {"train:1": [1]}, "progress": PROGRESS},
+    {"t": "beat", "a": 0, "landed": 1, "bytes": 5, "received": 0, "refused": 0, "waiting": {"train:1": [1]}}
+    | {"progress": PROGRESS},
     {
         "t": "evaluated",
         "a": 0,
@@ -39,6 +40,7 @@ SAID: tuple[dict[str, Any], ...] = (
         "name": "000001-step-4",
         "steps": 4,
         "parts": [{"name": "joint", "size_bytes": 1, "digest": "0" * 64}],
+        "fails": False,
     },
     {"t": "epoch", "a": 0, "epoch": 1, "rows": 8, "loss": 0.5},
     {"t": "event", "a": 0, "kind": "round_landed", "fields": {**LANDED, "contributors": [0, 1]}},

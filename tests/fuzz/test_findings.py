@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 import torch
 import zmq
 
+from tests.forms import has_form
 from tests.fuzz.of_exchange import BEAT, NOTE, PART, SIZE, _begun, _Link, _tree
 from tests.fuzz.of_protocol import PROGRESS, SAID
 from tests.fuzz.of_spark import HAND, LAUNCHED, METADATA, VISIT, _post
@@ -39,7 +41,7 @@ from thinwire.exchange.spark import box
 from thinwire.exchange.spark.link import SparkLink, SparkWire
 from thinwire.exchange.spark.tasks import understood
 from thinwire.protocol.chunks import Reassembly
-from thinwire.protocol.messages import Message, is_understood
+from thinwire.protocol.messages import TO_COORDINATOR, Message
 from thinwire.strategies import MPCA
 from thinwire.strategies.registry import strategy
 from thinwire.transport import zmq as wire
@@ -119,11 +121,11 @@ def test_a_note_that_would_end_every_worker_is_refused_when_it_comes(note: dict[
 
 @pytest.mark.parametrize("said", SAID, ids=lambda said: str(said["t"]))
 def test_each_header_that_workers_send_is_understood_and_with_a_strange_field_is_not(said: dict[str, Any]) -> None:
-    assert is_understood(said)
+    assert has_form(TO_COORDINATOR, said)
     free = {"why", "fields", "protocol"}  # of a protocol that is not known the driver says so by name
     for name in said.keys() - free:
-        assert not is_understood(said | {name: {"strange": [[]]}}), name
-    assert not is_understood({k: v for k, v in said.items() if k != "a"})
+        assert not has_form(TO_COORDINATOR, said | {name: {"strange": [[]]}}), name
+    assert not has_form(TO_COORDINATOR, {k: v for k, v in said.items() if k != "a"})
 
 
 @pytest.mark.parametrize(
@@ -138,28 +140,29 @@ def test_each_header_that_workers_send_is_understood_and_with_a_strange_field_is
     ],
 )
 def test_a_heartbeat_that_does_not_add_up_is_not_understood(change: dict[str, Any]) -> None:
-    assert not is_understood(SAID[0] | change)
+    assert not has_form(TO_COORDINATOR, SAID[0] | change)
 
 
 @pytest.mark.parametrize(
     ("name", "known"), [("000001-step-96", True), ("000002-final", True), ("../x", False), ("1" * 5000, False)]
 )
 def test_only_checkpoints_that_are_named_as_workers_name_them_are_understood(name: str, known: bool) -> None:
-    assert is_understood(SAID[3] | {"name": name}) is known
+    assert has_form(TO_COORDINATOR, SAID[3] | {"name": name}) is known
 
 
 @pytest.mark.parametrize("fields", [{}, {"round": "one"}, {"unknown": 1}])
 def test_an_event_with_other_fields_than_it_has_is_not_understood(fields: dict[str, Any]) -> None:
-    assert not is_understood(SAID[5] | {"fields": SAID[5]["fields"] | fields if fields else {}})
+    assert not has_form(TO_COORDINATOR, SAID[5] | {"fields": SAID[5]["fields"] | fields if fields else {}})
 
 
 def test_what_a_lost_worker_left_unsaid_is_told_though_its_successor_has_yet_to_step() -> None:
     log: list[events.Event] = []
     ledger = Ledger(log.append)
-    ledger.beat(0, 0, dict(SAID[0]), 10.0)
-    ledger.beat(0, 0, dict(SAID[0]) | {"progress": PROGRESS | {"steps": 2}}, 10.1)
+    first = TO_COORDINATOR.decode(SAID[0])
+    ledger.beat(0, 0, first, 10.0)
+    ledger.beat(0, 0, replace(first, progress=PROGRESS | {"steps": 2}), 10.1)
     ledger.lose(0)
-    ledger.beat(0, 1, {"t": "beat", "a": 1, "landed": 0, "bytes": 0, "progress": {}}, 10.2)
+    ledger.beat(0, 1, replace(first, attempt=1, sent_bytes=0, progress={}), 10.2)
     assert [(event.steps, event.attempt) for event in log if isinstance(event, events.Progressed)] == [(1, 0), (2, 0)]
 
 

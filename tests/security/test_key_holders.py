@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import zmq
 
+from tests.forms import has_form
 from tests.unit.test_coordinator import Script
 from thinwire import events
 from thinwire.coordinator.coordinator import Coordinator
@@ -17,7 +18,7 @@ from thinwire.coordinator.outcome import Policy
 from thinwire.coordinator.rate_limit import BURST
 from thinwire.protocol.deadlines import Deadlines
 from thinwire.protocol.handshake import hello
-from thinwire.protocol.messages import AMONG_WORKERS, Message, is_among_workers, is_understood
+from thinwire.protocol.messages import AMONG_WORKERS, TO_COORDINATOR, Message
 from thinwire.transport.reliable import Channel, ReliableHub
 from thinwire.transport.zmq import Keys, ZmqHub, ZmqLink
 
@@ -91,12 +92,12 @@ def test_a_link_survives_an_address_that_is_none(address: Any) -> None:
 
 @pytest.mark.parametrize("address", ADDRESSES, ids=repr)
 def test_an_address_that_is_none_is_refused_before_a_worker_is_told_of_it(address: Any) -> None:
-    assert not is_understood({"t": "join", "a": 1, "address": address})
+    assert not has_form(TO_COORDINATOR, {"t": "join", "a": 1, "address": address})
 
 
 @pytest.mark.parametrize("address", ["tcp://10.0.0.7:41234", "tcp://node-7.local:80", "memory:3.1", "12.4"])
-def test_addresses_of_every_wire_are_understood(address: str) -> None:
-    assert is_understood({"t": "join", "a": 1, "address": address})
+def test_addresses_of_every_wire_are_has_form(address: str) -> None:
+    assert has_form(TO_COORDINATOR, {"t": "join", "a": 1, "address": address})
 
 
 def test_a_newer_attempt_nowhere_and_a_worker_that_nobody_expects_take_no_place() -> None:
@@ -132,7 +133,7 @@ TRUE: dict[str, dict[str, Any]] = {
     "note": {"n": {"rows": 5}},
     "done": {"d": True},
 }
-OPTIONAL = {("part", "n"), ("sum", "n"), ("sum", "e"), ("update", "rate"), ("update", "over")}
+OPTIONAL = {("part", "n"), ("sum", "n"), ("sum", "e")}
 
 
 def test_the_forms_among_workers_are_those_of_true_messages_and_of_no_others() -> None:
@@ -140,12 +141,12 @@ def test_the_forms_among_workers_are_those_of_true_messages_and_of_no_others() -
     strange = (None, -1, 2**63, math.nan, math.inf, "many", [None], {"a": 1}, 0.5)
     for kind, more in TRUE.items():
         header = {"t": kind, "g": 1, "a": 0, **more}
-        assert is_among_workers(header), kind
+        assert has_form(AMONG_WORKERS, header), kind
         for name in ("g", "a", *more):
             without = {key: value for key, value in header.items() if key != name}
-            assert is_among_workers(without) == ((kind, name) in OPTIONAL), (kind, name)
-            assert sum(is_among_workers(header | {name: value}) for value in strange) <= 3, (kind, name)
-    assert not is_among_workers({"t": "gift", "g": 1, "a": 0})
+            assert has_form(AMONG_WORKERS, without) == ((kind, name) in OPTIONAL), (kind, name)
+            assert sum(has_form(AMONG_WORKERS, header | {name: value}) for value in strange) <= 3, (kind, name)
+    assert not has_form(AMONG_WORKERS, {"t": "gift", "g": 1, "a": 0})
 
 
 def test_a_flood_of_events_and_reports_is_cut_off_and_the_run_completes() -> None:

@@ -16,6 +16,7 @@ import pytest
 import torch
 import zmq
 
+from tests.forms import has_form
 from tests.unit.test_coordinator import PROGRESS, Script
 from thinwire import events, recipe
 from thinwire.checkpoint import CheckpointStore, Manifest, store
@@ -30,7 +31,7 @@ from thinwire.exchange.spark import box
 from thinwire.exchange.spark.sums import LONGEST, is_possible
 from thinwire.protocol import chunks as parcel
 from thinwire.protocol.deadlines import Deadlines
-from thinwire.protocol.messages import FORMS, MOST_PIECES, Message, is_understood
+from thinwire.protocol.messages import MOST_PIECES, TO_COORDINATOR, Message
 from thinwire.transport.zmq import (
     HUB_PIECE_BYTES,
     MAX_HEADER_BYTES,
@@ -52,7 +53,8 @@ TRUE: dict[str, dict[str, Any]] = {
     "prepared": {"g": 1, "landed": 0, "since": 0, "fresh": True, "digest": "d", "more": None},
     "evaluated": {"p": 1, "rows": 8, "steps": 1, "done": 8, "sums": {"val_loss": 1.0}, "weights": {"val_loss": 1.0}},
     "caught": {"published": 0},
-    "saved": {"name": "000001-step-4", "steps": 4, "parts": [{"name": "joint", "size_bytes": 8, "digest": "0f"}]},
+    "saved": {"name": "000001-step-4", "steps": 4, "fails": False}
+    | {"parts": [{"name": "joint", "size_bytes": 8, "digest": "0f"}]},
     "finished": {},
     "agreed": {},
     "epoch": {"epoch": 0, "rows": 8, "loss": 0.5},
@@ -62,7 +64,7 @@ TRUE: dict[str, dict[str, Any]] = {
     },
     "failed": {"kind": "ValueError", "error": "x", "traceback": "y"},
     "result": {"part": 0, "chunk": 0, "chunks": 1, "i": 0, "n": 1},
-    "apart": {"n": 1},
+    "apart": {"n": 1, "why": "x"},
     "bye": {},
 }
 NONSENSE: tuple[Any, ...] = (None, -1, 2**60, 10**400, math.inf, "much", [], {}, {"a": [None]}, [[["x"]]], True, 0.5)
@@ -166,15 +168,14 @@ def test_headers_and_payloads_of_any_length_arrive_both_ways(size: int) -> None:
 
 
 def test_the_forms_are_those_of_true_messages_and_of_no_others() -> None:
-    assert set(FORMS) == set(TRUE) == {name[4:] for name in vars(Coordinator) if name.startswith("_on_")}
+    assert set(TO_COORDINATOR) == set(TRUE) == {name[4:] for name in vars(Coordinator) if name.startswith("_on_")}
     for kind, fields in TRUE.items():
         header = {"t": kind, "a": 0, **fields}
-        assert is_understood(header), kind
+        assert has_form(TO_COORDINATOR, header), kind
         for name in ("a", *fields):
-            optional = (kind, name) in {("join", n) for n in ("host", "pid", "rows", "meets")} | {
-                ("beat", n) for n in ("received", "refused", "waiting", "progress")
-            } | {("prepared", "more"), ("epoch", "loss"), ("failed", "kind")}  # fmt: skip
-            assert is_understood({key: value for key, value in header.items() if key != name}) == optional, (kind, name)
+            optional = (kind, name) in {("join", n) for n in ("host", "pid", "rows", "meets")} | {("prepared", "more")}
+            without = {key: value for key, value in header.items() if key != name}
+            assert has_form(TO_COORDINATOR, without) == optional, (kind, name)
 
 
 class Liar(Script):
@@ -187,7 +188,7 @@ class Liar(Script):
             for name in ("a", *fields):
                 for value in NONSENSE:
                     header = {"t": kind, "a": 0, **fields, name: value}
-                    if not is_understood(header):
+                    if not has_form(TO_COORDINATOR, header):
                         self.lies += 1
                         self.inbox.append(Message(0, header, memoryview(b"x")))
         for header in ({"t": "gift", "a": 0}, {"t": "event", "a": 0, "kind": "rejoined", "fields": {"no": 1}}):
@@ -216,7 +217,7 @@ def test_a_worker_that_says_nonsense_is_refused_message_by_message_and_the_run_c
     ids=str,
 )
 def test_a_result_of_more_pieces_than_can_be_is_refused(changes: dict[str, int]) -> None:
-    assert not is_understood({"t": "result", "a": 0, **TRUE["result"], **changes})
+    assert not has_form(TO_COORDINATOR, {"t": "result", "a": 0, **TRUE["result"], **changes})
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from thinwire.errors import ProtocolError
 from thinwire.exchange.rounds import Completed, Lane, Launch, Rounds
 from thinwire.parameters import Fragment
+from thinwire.protocol.forms import Body, header_of
+from thinwire.protocol.messages import AMONG_WORKERS, Sum
 from thinwire.rules.compression import codec
 
 Packet = tuple[dict[str, Any], "memoryview | None"]
@@ -74,11 +77,11 @@ class Mesh:
         return given_up
 
     def _add(self, worker: int) -> None:
-        def send(peer: int, header: dict[str, Any], payload: memoryview | None) -> None:
-            if header["t"] == "sum":
-                self.counted.setdefault(header["r"], {})[header["c"]] = list(header["i"])
+        def send(peer: int, body: Body, payload: memoryview | None) -> None:
+            if isinstance(body, Sum):
+                self.counted.setdefault(body.round, {})[body.chunk] = list(body.counted)
             data = None if payload is None else memoryview(bytearray(payload))
-            self.links.setdefault((worker, peer), deque()).append((json.loads(json.dumps(header)), data))
+            self.links.setdefault((worker, peer), deque()).append((json.loads(json.dumps(header_of(body))), data))
 
         def lane(key: str, name: str) -> Lane:
             chosen = codec(name)
@@ -127,13 +130,15 @@ class Mesh:
         sender, receiver = link
         header, payload = self.links[link].popleft()
         if receiver in self.machines:
-            self.machines[receiver].receive(sender, header, payload)
-            self._collect(receiver)
+            self.inject(sender, receiver, header, payload)
         return True
 
     def inject(self, sender: int, receiver: int, header: Any, payload: memoryview | None = None) -> None:
-        """Hands a machine a message that no machine sent."""
-        self.machines[receiver].receive(sender, header, payload)
+        """Hands a machine a message, as a `Member` does; also one that no machine sent."""
+        try:
+            self.machines[receiver].receive(sender, AMONG_WORKERS.decode(header), payload)
+        except ProtocolError:
+            self.machines[receiver].refused += 1
         self._collect(receiver)
 
     def pass_time(self, seconds: float) -> None:

@@ -15,7 +15,8 @@ from thinwire.exchange.joint import JointState
 from thinwire.exchange.peer import Identity, Peer, TreeCodec
 from thinwire.exchange.signals import Asked, Caught, Formed, Landed, Published, Signal
 from thinwire.protocol.deadlines import Deadlines
-from thinwire.protocol.messages import COORDINATOR, Message
+from thinwire.protocol.forms import header_of
+from thinwire.protocol.messages import COORDINATOR, TO_COORDINATOR, Beat, Join, Message, Prepared
 from thinwire.strategies import Strategy
 
 SIZE = 2048
@@ -26,7 +27,7 @@ class HandLink:
 
     def __init__(self, stage: Stage, me: int) -> None:
         self._stage, self._me = stage, me
-        self.address = f"hand:{me}"
+        self.address = f"memory:{me}.0"
         self.refused = 0
         self.ready: list[Message] = []
 
@@ -80,7 +81,7 @@ class Stage:
             self.peers[worker] = self._peer(worker, 0)
             self.peers[worker].member.digest = "same"
             self.signals[worker] = []
-            self._decide(self.membership.join({"a": 0, "address": f"hand:{worker}"}, worker, self.now))
+            self._decide(self.membership.join(Join(attempt=0, address=f"memory:{worker}.0"), worker, self.now))
         self.coordinate()
         self.settle()
 
@@ -92,8 +93,9 @@ class Stage:
         """The coordinator takes in what has come, and its answers reach the peers' inboxes."""
         for worker in self.peers:
             for message in self.wires.pop((worker, COORDINATOR), ()):
-                if message.header["t"] == "prepared":
-                    self._decide(self.membership.prepared(message.header, worker, self.now))
+                body = TO_COORDINATOR.decode(message.header)
+                if isinstance(body, Prepared):
+                    self._decide(self.membership.prepared(body, worker, self.now))
         self._decide(self.membership.tick(self.now))
 
     def beat(self) -> None:
@@ -101,13 +103,15 @@ class Stage:
         for worker, peer in self.peers.items():
             peer.member.beat()
             for message in self.wires.pop((worker, COORDINATOR), ()):
-                self.membership.beat(message.header, worker, self.now)
+                body = TO_COORDINATOR.decode(message.header)
+                if isinstance(body, Beat):
+                    self.membership.beat(body, worker, self.now)
 
     def _decide(self, decisions: Any) -> None:
         for decision in decisions:
             self.bereft |= isinstance(decision, JointModelLost)
             if isinstance(decision, Send) and decision.worker in self.peers:
-                header = json.loads(json.dumps(decision.header))
+                header = json.loads(json.dumps(header_of(decision.body)))
                 self.peers[decision.worker].member._link.ready.append(Message(COORDINATOR, header))
 
     def kill(self, worker: int) -> None:
@@ -123,7 +127,9 @@ class Stage:
         self.peers[worker] = self._peer(worker, attempt)
         self.attempts[worker] = attempt
         self.signals[worker], self.claimed[worker], self.ended[worker], self.adopted[worker] = [], set(), set(), 0
-        self._decide(self.membership.join({"a": attempt, "address": f"hand:{worker}"}, worker, self.now))
+        self._decide(
+            self.membership.join(Join(attempt=attempt, address=f"memory:{worker}.{attempt}"), worker, self.now)
+        )
 
     def deliver(self, sender: int, receiver: int, kind: str | None = None) -> None:
         """Puts a wire's messages (of one kind, and those before them) into the receiver's inbox."""

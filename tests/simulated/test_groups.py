@@ -7,25 +7,27 @@ from typing import Any
 from thinwire.coordinator.groups import Groups
 from thinwire.coordinator.membership import Decision, JointModelLost, Membership, Send
 from thinwire.protocol.deadlines import Deadlines
+from thinwire.protocol.messages import Commit, Join, Prepared
 
 QUICK = Deadlines(start_s=60.0, silence_s=10.0, prepare_s=5.0, rejoin_s=30.0, settle_s=0.5)
 
 
-def hello(worker: int, attempt: int = 0) -> dict[str, Any]:
-    at = {"meets": f"meeting:{worker}.{attempt}"}
-    return {"t": "join", "a": attempt, "address": f"somewhere:{worker}", "host": "h", "pid": 1} | at
+def hello(worker: int, attempt: int = 0) -> Join:
+    at = f"meeting:{worker}.{attempt}"
+    return Join(attempt=attempt, address=f"memory:{worker}.{attempt}", host="h", pid=1, meets=at)
 
 
-def answer(generation: int, attempt: int = 0, *, landed: int = 0, since: int = 0) -> dict[str, Any]:
-    return {"a": attempt, "g": generation, "landed": landed, "fresh": not since, "since": since, "digest": "d"}
+def answer(generation: int, attempt: int = 0, *, landed: int = 0, since: int = 0) -> Prepared:
+    said: dict[str, Any] = {"landed": landed, "fresh": not since, "since": since, "digest": "d"}
+    return Prepared(attempt=attempt, generation=generation, **said)
 
 
-def commits(decisions: list[Decision]) -> dict[int, dict[str, Any]]:
-    return {d.worker: d.header for d in decisions if isinstance(d, Send) and d.header["t"] == "commit"}
+def commits(decisions: list[Decision]) -> dict[int, Commit]:
+    return {d.worker: d.body for d in decisions if isinstance(d, Send) and isinstance(d.body, Commit)}
 
 
 def stands(decisions: list[Decision]) -> list[int]:
-    return [d.worker for d in decisions if isinstance(d, Send) and d.header["t"] == "stand"]
+    return [d.worker for d in decisions if isinstance(d, Send) and d.body.tag == "stand"]
 
 
 def formed() -> Membership:
@@ -38,10 +40,10 @@ def formed() -> Membership:
     for worker in range(4):
         found = members.prepared(answer(1), worker, 1.0)
     told = commits(found)
-    assert {w: sorted(h["members"]) for w, h in told.items()} == {
-        0: ["0", "2"], 1: ["1", "3"], 2: ["0", "2"], 3: ["1", "3"],
+    assert {w: sorted(h.members) for w, h in told.items()} == {
+        0: [0, 2], 1: [1, 3], 2: [0, 2], 3: [1, 3],
     }  # fmt: skip
-    assert [told[w]["group"] for w in range(4)] == [
+    assert [told[w].group for w in range(4)] == [
         {"n": 1, "at": "meeting:0.0"}, {"n": 1, "at": "meeting:0.0"},
         {"n": 1, "at": "meeting:2.0"}, {"n": 1, "at": "meeting:2.0"},
     ]  # fmt: skip
@@ -70,7 +72,7 @@ def test_the_rest_of_a_broken_group_stands_by_and_the_others_go_on() -> None:
     told = again(members, 3.0, {0: 7, 2: 7, 3: 7}, {})
     assert set(told) == {2, 3}
     assert members.members == (2, 3)
-    assert told[2]["group"]["n"] == 1  # they have not parted
+    assert told[2].group["n"] == 1  # they have not parted
 
 
 def test_a_group_that_is_whole_again_takes_each_part_from_its_own_lane() -> None:
@@ -79,9 +81,9 @@ def test_a_group_that_is_whole_again_takes_each_part_from_its_own_lane() -> None
     again(members, 3.0, {0: 7, 2: 9, 3: 8}, {})
     members.join(hello(1, 1), 1, 4.0)
     told = again(members, 5.0, {0: 7, 2: 9, 3: 8}, {1: 1})
-    assert (told[0]["reference"], told[0]["landed"]) == (2, 9)
-    assert (told[1]["reference"], told[1]["landed"]) == (3, 8)
-    assert [told[w]["group"]["n"] for w in range(4)] == [2, 2, 1, 1]
+    assert (told[0].reference, told[0].landed) == (2, 9)
+    assert (told[1].reference, told[1].landed) == (3, 8)
+    assert [told[w].group["n"] for w in range(4)] == [2, 2, 1, 1]
 
 
 def test_where_both_groups_lost_somebody_the_survivors_hold_both_parts() -> None:
@@ -92,8 +94,8 @@ def test_where_both_groups_lost_somebody_the_survivors_hold_both_parts() -> None
     members.join(hello(1, 1), 1, 3.0)
     members.join(hello(2, 1), 2, 3.0)
     told = again(members, 4.0, {0: 7, 3: 7}, {1: 1, 2: 1})
-    assert [told[w]["reference"] for w in range(4)] == [0, 3, 0, 3]
-    assert [told[w]["group"]["n"] for w in range(4)] == [2, 2, 2, 2]
+    assert [told[w].reference for w in range(4)] == [0, 3, 0, 3]
+    assert [told[w].group["n"] for w in range(4)] == [2, 2, 2, 2]
 
 
 def test_a_group_waits_where_the_only_holder_of_a_part_stands_by() -> None:
@@ -106,7 +108,7 @@ def test_a_group_waits_where_the_only_holder_of_a_part_stands_by() -> None:
     members.join(hello(2, 1), 2, 5.0)
     assert not members.waits  # already before the generation forms: the coordinator would else give the run up
     told = again(members, 6.0, {0: 7, 3: 7}, {1: 1, 2: 1})
-    assert [told[w]["reference"] for w in range(4)] == [0, 3, 0, 3]
+    assert [told[w].reference for w in range(4)] == [0, 3, 0, 3]
     assert not members.waits
 
 
@@ -128,7 +130,7 @@ def test_a_group_that_fell_apart_unnoticed_meets_once_more() -> None:
     members.come_together(2, 1, 2.0)
     members.come_together(3, 1, 2.0)  # the same parting, told by the other
     told = again(members, 3.0, dict.fromkeys(range(4), 5), {})
-    assert [told[w]["group"]["n"] for w in range(4)] == [1, 1, 2, 2]
+    assert [told[w].group["n"] for w in range(4)] == [1, 1, 2, 2]
     members.come_together(3, 1, 4.0)  # of a meeting that is over
     assert not members.changing
 

@@ -10,20 +10,27 @@ import pytest
 
 from thinwire.coordinator.membership import Decision, JointModelLost, Lost, Membership, Send, Stalled
 from thinwire.protocol.deadlines import Deadlines
+from thinwire.protocol.messages import Beat, Join, Prepared
 
 QUICK = Deadlines(start_s=60.0, silence_s=10.0, prepare_s=5.0, rejoin_s=30.0, settle_s=0.5)
 
 
-def hello(attempt: int = 0) -> dict[str, Any]:
-    return {"t": "join", "a": attempt, "address": f"somewhere:{attempt}", "host": "h", "pid": 1}
+def hello(attempt: int = 0, **more: Any) -> Join:
+    return Join(attempt=attempt, address=f"memory:0.{attempt}", host="h", pid=1, **more)
 
 
-def answer(attempt: int, generation: int, *, landed: int = 0, fresh: bool = True, digest: str = "d") -> dict[str, Any]:
-    return {"a": attempt, "g": generation, "landed": landed, "fresh": fresh, "since": int(not fresh), "digest": digest}
+def answer(attempt: int, generation: int, *, landed: int = 0, fresh: bool = True, digest: str = "d") -> Prepared:
+    said: dict[str, Any] = {"landed": landed, "fresh": fresh, "since": int(not fresh), "digest": digest}
+    return Prepared(attempt=attempt, generation=generation, **said)
+
+
+def beat(attempt: int, **more: Any) -> Beat:
+    quiet: dict[str, Any] = {"landed": 0, "progress": {}, "waiting": {}}
+    return Beat(attempt=attempt, sent_bytes=0, received_bytes=0, refused=0, **quiet | more)
 
 
 def sent(decisions: list[Decision], kind: str) -> list[Send]:
-    return [d for d in decisions if isinstance(d, Send) and d.header["t"] == kind]
+    return [d for d in decisions if isinstance(d, Send) and d.body.tag == kind]
 
 
 def lost(decisions: list[Decision]) -> list[tuple[int, int]]:
@@ -44,7 +51,7 @@ def formed(workers: int, now: float = 1.0, deadlines: Deadlines = QUICK) -> Memb
 
 def beat_all(members: Membership, now: float) -> None:
     for seat in members.seats.values():
-        assert members.beat({"a": seat.attempt}, seat.worker, now)
+        assert members.beat(beat(seat.attempt, landed=seat.landed), seat.worker, now)
 
 
 # -- the start --------------------------------------------------------------------------------------------------------
@@ -89,7 +96,7 @@ def test_joins_close_together_make_one_generation() -> None:
         assert sent(members.tick(now), "prepare") == []
     prepares = sent(members.tick(6.0), "prepare")
     assert sorted(s.worker for s in prepares) == [0, 1, 2, 3, 4]
-    assert {s.header["g"] for s in prepares} == {2}
+    assert {s.body.generation for s in prepares} == {2}
     assert members.tick(6.1) == []
 
 
@@ -116,7 +123,7 @@ def test_the_last_answer_commits_and_no_earlier_one() -> None:
     commits = sent(members.prepared(answer(0, 1), 1, 1.0), "commit")
     assert sorted(s.worker for s in commits) == [0, 1, 2]
     assert members.members == (0, 1, 2)
-    assert sorted(commits[0].header["members"]) == ["0", "1", "2"]
+    assert sorted(commits[0].body.members) == [0, 1, 2]
 
 
 def test_answers_to_an_older_call_or_of_another_attempt_do_not_count() -> None:
@@ -137,7 +144,7 @@ def test_a_join_while_answers_come_in_starts_the_call_again() -> None:
     members.prepared(answer(0, 2, fresh=False), 0, 3.0)
     members.join(hello(1), 2, 3.1)
     assert members.prepared(answer(0, 2, fresh=False), 1, 3.2) == []
-    assert {s.header["g"] for s in sent(members.tick(4.0), "prepare")} == {3}
+    assert {s.body.generation for s in sent(members.tick(4.0), "prepare")} == {3}
 
 
 def test_the_reference_has_landed_most_among_those_that_are_not_fresh() -> None:
@@ -149,22 +156,22 @@ def test_the_reference_has_landed_most_among_those_that_are_not_fresh() -> None:
     members.prepared(answer(0, 1, landed=6, fresh=False), 1, 1.0)
     members.prepared(answer(0, 1, landed=7, fresh=False, digest="two"), 2, 1.0)
     commits = sent(members.prepared(answer(0, 1, landed=7, fresh=False, digest="three"), 3, 1.0), "commit")
-    header = commits[0].header
-    assert (header["reference"], header["landed"], header["digest"]) == (2, 7, "two")
+    commit = commits[0].body
+    assert (commit.reference, commit.landed, commit.digest) == (2, 7, "two")
 
 
 def test_a_successor_is_told_where_its_predecessor_was() -> None:
     members = formed(2)
-    members.beat({"a": 0, "progress": {"position": [2, 5], "steps": 40, "rows": 640}}, 1, 2.0)
+    members.beat(beat(0, progress={"position": [2, 5], "steps": 40, "rows": 640}), 1, 2.0)
     members.lose(1, 0, "killed", 3.0)
     members.join(hello(1), 1, 3.1)
     members.tick(4.0)
     members.prepared(answer(0, 2, fresh=False, landed=4), 0, 4.0)
-    header = sent(members.prepared(answer(1, 2), 1, 4.0), "commit")[0].header
-    assert header["members"]["1"]["position"] == [2, 5]
-    assert header["members"]["1"]["steps"] == 40
-    assert "position" not in header["members"]["0"]
-    assert header["totals"] == {"1": 640}
+    commit = sent(members.prepared(answer(1, 2), 1, 4.0), "commit")[0].body
+    assert commit.members[1]["position"] == [2, 5]
+    assert commit.members[1]["steps"] == 40
+    assert "position" not in commit.members[0]
+    assert commit.totals == {1: 640}
 
 
 # -- the fence --------------------------------------------------------------------------------------------------------
@@ -186,7 +193,7 @@ def test_an_older_attempt_never_gets_the_seat_back_even_when_it_is_empty() -> No
         decisions = members.join(hello(attempt), 1, 4.0)
         assert [(s.worker, s.attempt) for s in sent(decisions, "leave")] == [(1, attempt)]
         assert 1 not in members.seats
-        assert not members.beat({"a": attempt}, 1, 4.0)
+        assert not members.beat(beat(attempt), 1, 4.0)
 
 
 def test_a_newer_attempt_waits_while_the_older_alone_holds_the_joint_model() -> None:
@@ -235,7 +242,7 @@ def test_a_worker_that_is_done_makes_room_for_one_that_never_came() -> None:
     assert members.make_room({0, 1}, set(), 20.0) == [], "neither is heard: the other may be about to be given up"
     beat_all(members, 20.0)
     decisions = members.make_room({0, 1}, set(), 20.0)
-    assert [(s.worker, s.header["done"]) for s in sent(decisions, "leave")] == [(1, True)]
+    assert [(s.worker, s.body.done) for s in sent(decisions, "leave")] == [(1, True)]
     assert lost(decisions) == [], "it is not lost: its rows are done"
     assert members.room_for({0}, set(), 21.0), "the slot is free: worker 2 is awaited"
     assert not members.room_for({0}, set(), 51.0), "but not forever"
@@ -268,7 +275,7 @@ def test_one_that_left_to_make_room_stays_away() -> None:
     beat_all(members, 20.0)
     members.make_room({0, 1}, set(), 20.0)
     (told,) = sent(members.join(hello(), 1, 20.1), "leave")
-    assert told.header["done"]
+    assert told.body.done
     assert 1 not in members.seats
 
 
@@ -280,10 +287,10 @@ def test_who_was_left_out_of_the_newest_generation_is_never_the_reference() -> N
     members.prepared(answer(0, 2, landed=3, fresh=False), 1, 3.0)
     members.join(hello(), 0, 4.0)
     members.tick(5.0)
-    members.prepared(answer(0, 3, landed=3, fresh=False) | {"since": 2}, 1, 5.0)
+    members.prepared(dataclasses.replace(answer(0, 3, landed=3, fresh=False), since=2), 1, 5.0)
     committed = members.prepared(answer(0, 3, landed=3, fresh=False), 0, 5.0)
     assert members.reference == 1
-    assert [s.header["since"] for s in sent(committed, "commit")] == [2, 2]
+    assert [s.body.since for s in sent(committed, "commit")] == [2, 2]
     assert members.seats[0].blank
     assert not members.seats[1].blank
 
@@ -309,7 +316,7 @@ def test_a_worker_that_the_run_does_not_have_is_told_to_leave(worker: int) -> No
 
 def test_silence_loses_a_seat() -> None:
     members = formed(2, now=1.0)
-    members.beat({"a": 0}, 0, 10.0)
+    members.beat(beat(0), 0, 10.0)
     assert members.tick(11.0) == []
     decisions = members.tick(11.1)
     assert lost(decisions) == [(1, 0)]
@@ -372,7 +379,7 @@ def test_a_broken_connection_loses_a_seat_unless_it_is_heard_again() -> None:
     members.suspect(1, 0, 2.0)
     members.suspect(2, 0, 2.0)
     members.suspect(0, 7, 2.0)  # of an attempt that is long gone
-    assert members.beat({"a": 0}, 2, 2.5)
+    assert members.beat(beat(0), 2, 2.5)
     assert lost(members.tick(2.9)) == []
     assert lost(members.tick(3.1)) == [(1, 0)]
     assert lost(members.tick(4.0)) == []
@@ -380,18 +387,18 @@ def test_a_broken_connection_loses_a_seat_unless_it_is_heard_again() -> None:
 
 def test_rows_of_all_who_ever_joined_make_an_epoch() -> None:
     members = Membership(2, QUICK)
-    members.join(hello() | {"rows": 10}, 0, 0.0)
-    members.join(hello() | {"rows": 12}, 1, 0.0)
+    members.join(hello(rows=10), 0, 0.0)
+    members.join(hello(rows=12), 1, 0.0)
     members.lose(1, 0, "killed", 1.0)
     assert members.total_rows == 22
-    members.join(hello(1) | {"rows": 12}, 1, 2.0)
+    members.join(hello(1, rows=12), 1, 2.0)
     assert members.total_rows == 22
 
 
 def beat_waiting(members: Membership, now: float, landed: int, *, waiting: bool = True) -> None:
     for seat in members.seats.values():
-        header = {"a": seat.attempt, "landed": landed, "waiting": {"train:7": [2]} if waiting else {}}
-        assert members.beat(header, seat.worker, now)
+        waits = {"train:7": [2]} if waiting else {}
+        assert members.beat(beat(seat.attempt, landed=landed, waiting=waits), seat.worker, now)
 
 
 def test_rounds_that_do_not_land_make_the_same_members_form_a_generation_anew() -> None:
@@ -460,13 +467,13 @@ class World:
         self.now = 0.0
         self.attempts = dict.fromkeys(range(self.workers), -1)
         self.called: dict[tuple[int, int], int] = {}
-        self.answered: dict[tuple[int, int], dict[str, Any]] = {}
+        self.answered: dict[tuple[int, int], Prepared] = {}
         self.left: set[tuple[int, int]] = set()
 
     def take(self, decisions: list[Decision]) -> None:
         commits = sent(decisions, "commit")
         for send in sent(decisions, "prepare"):
-            self.called[send.worker, send.attempt] = send.header["g"]
+            self.called[send.worker, send.attempt] = send.body.generation
         for send in sent(decisions, "leave"):
             assert send.attempt < self.attempts[send.worker] or send.attempt < self.members.attempts[send.worker]
             self.left.add((send.worker, send.attempt))
@@ -481,14 +488,14 @@ class World:
         generation = self.members.generation
         seats = {(s.worker, s.attempt) for s in self.members.seats.values()}
         assert {(s.worker, s.attempt) for s in commits} == seats
-        assert all(self.answered[seat]["g"] == generation for seat in seats)
-        header = commits[0].header
-        assert all(send.header == header for send in commits)
+        assert all(self.answered[seat].generation == generation for seat in seats)
+        commit = commits[0].body
+        assert all(send.body == commit for send in commits)
         answers = {worker: self.answered[worker, attempt] for worker, attempt in seats}
-        kept = [a for a in answers.values() if not a["fresh"]] or list(answers.values())
-        reference = answers[header["reference"]]
+        kept = [a for a in answers.values() if not a.fresh] or list(answers.values())
+        reference = answers[commit.reference]
         assert reference in kept
-        assert reference["landed"] == header["landed"] == max(a["landed"] for a in kept)
+        assert reference.landed == commit.landed == max(a.landed for a in kept)
 
     def check_seats(self) -> None:
         for worker, seat in self.members.seats.items():
@@ -513,7 +520,7 @@ class World:
             case 2 if seat is not None:
                 self.take(self.members.lose(worker, seat.attempt, "killed", self.now))
             case 3 if seat is not None:
-                assert self.members.beat({"a": seat.attempt}, worker, self.now)
+                assert self.members.beat(beat(seat.attempt, landed=seat.landed), worker, self.now)
             case _:
                 due = [s for s in self.members.seats.values() if (s.worker, s.attempt) in self.called]
                 for seat in self.rng.sample(due, self.rng.randint(0, len(due))):

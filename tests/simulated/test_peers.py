@@ -15,6 +15,8 @@ from thinwire.exchange.joint import JointState, slice_state, write_state
 from thinwire.exchange.peer import Identity, Peer, TreeCodec
 from thinwire.exchange.signals import Asked, Broken, Caught, Formed, Landed
 from thinwire.protocol.deadlines import Deadlines
+from thinwire.protocol.forms import header_of
+from thinwire.protocol.messages import TO_COORDINATOR, Beat, Join, Pong, Prepared
 from thinwire.strategies import MPCA, DiLoCo, Relay, Share, SparkNet, Strategy, Synchronous
 from thinwire.transport.memory import MemoryHub, MemoryLink, Room
 
@@ -136,18 +138,19 @@ class Town:
     def coordinate(self) -> None:
         now = time.monotonic()
         for sender, header, _ in self.hub.receive(0.001):
-            if header["t"] == "join":
-                self._decide(self.membership.join(header, sender, now))
-            elif header["t"] == "prepared":
-                self._decide(self.membership.prepared(header, sender, now))
-            elif header["t"] == "beat" and self.membership.beat(header, sender, now):
-                self.hub.send(sender, header["a"], {"t": "pong"})
+            body = TO_COORDINATOR.decode(header)
+            if isinstance(body, Join):
+                self._decide(self.membership.join(body, sender, now))
+            elif isinstance(body, Prepared):
+                self._decide(self.membership.prepared(body, sender, now))
+            elif isinstance(body, Beat) and self.membership.beat(body, sender, now):
+                self.hub.send(sender, body.attempt, header_of(Pong()))
         self._decide(self.membership.tick(now))
 
     def _decide(self, decisions: Any) -> None:
         for decision in decisions:
             if isinstance(decision, Send):
-                self.hub.send(decision.worker, decision.attempt, decision.header)
+                self.hub.send(decision.worker, decision.attempt, header_of(decision.body))
 
     def live_until(self, rounds: int) -> None:
         """Everyone works until all have landed so many rounds."""

@@ -9,7 +9,7 @@ import torch
 
 from thinwire.exchange.signals import Asked, Averaged, Caught, Landed
 from thinwire.parameters import Fragment
-from thinwire.protocol.messages import Message
+from thinwire.protocol.messages import Join, Message
 from thinwire.strategies import MPCA, Relay, SparkNet
 
 from .stage import SIZE, Stage
@@ -564,7 +564,7 @@ def test_who_was_cut_off_takes_the_state_over_though_it_has_landed_as_many_round
     stage.settle()
     stage.joints[1].set_model(torch.full((SIZE,), 5.0))
     stage.peers[0] = away
-    stage._decide(stage.membership.join({"a": 0, "address": "hand:0"}, 0, stage.now))
+    stage._decide(stage.membership.join(Join(attempt=0, address="memory:0.0"), 0, stage.now))
     stage.settle()
     assert stage.landed() == [1, 1]
     assert any(isinstance(signal, Caught) for signal in stage.signals[0])

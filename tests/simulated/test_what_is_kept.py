@@ -18,6 +18,7 @@ from thinwire.coordinator import evaluations as jury
 from thinwire.coordinator.coordinator import Coordinator
 from thinwire.coordinator.outcome import Outcome
 from thinwire.coordinator.stopping import Verdict
+from thinwire.protocol.messages import Evaluated
 from thinwire.run.run_log import RunLog
 from thinwire.transport.reliable import ReliableHub
 
@@ -89,8 +90,9 @@ def test_the_driver_keeps_no_more_of_a_run_that_is_twice_as_long(
     assert not grown
 
 
-def report(number: int) -> dict[str, Any]:
-    return {"p": number, "sums": {"val_loss": 1.0}, "weights": {"val_loss": 1.0}, "done": 4, "steps": number, "rows": 2}
+def report(number: int) -> Evaluated:
+    sums, weights = {"val_loss": 1.0}, {"val_loss": 1.0}
+    return Evaluated(attempt=0, number=number, sums=sums, weights=weights, done=4, steps=number, rows=2)
 
 
 def test_a_report_that_comes_after_the_verdict_is_not_judged_again() -> None:

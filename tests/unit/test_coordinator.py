@@ -49,7 +49,9 @@ class Script:
         if self.ended_at is not None and self.farewell_s is not None and self.moment >= self.ended_at + self.farewell_s:
             self.inbox.append(self._said("bye"))
         elif self.ended_at is None:
-            self.inbox.append(self._said("beat", landed=0, bytes=0, progress=PROGRESS))
+            self.inbox.append(
+                self._said("beat", landed=0, bytes=0, received=0, waiting={}, refused=0, progress=PROGRESS)
+            )
         found, self.inbox = self.inbox[:1], self.inbox[1:] + self.later  # one at a time
         self.later = []
         return found
@@ -60,7 +62,7 @@ class Script:
             state = {"landed": 0, "digest": "d", "fresh": True, "since": 0}
             self.inbox.append(self._said("prepared", g=header["g"], **state))
         elif kind == "commit":
-            self.inbox += [self._said("saved", name=name, steps=8, parts=[PART]) for name in self.saves]
+            self.inbox += [self._said("saved", name=name, steps=8, parts=[PART], fails=False) for name in self.saves]
             self.later = [self._said("finished")]
         elif kind == "conclude":
             self.ended_at = self.moment
@@ -117,7 +119,7 @@ def test_the_last_checkpoint_is_committed_behind_a_slow_one() -> None:
         if name.endswith("final"):
             under_way[name].set_result(1)
         else:
-            script.inbox.append(script._said("saved", name="000002-final", steps=8, parts=[PART]))
+            script.inbox.append(script._said("saved", name="000002-final", steps=8, parts=[PART], fails=False))
             threading.Timer(1.0, under_way[name].set_result, [1]).start()
         return under_way[name]
 

@@ -9,6 +9,7 @@ from thinwire.coordinator.membership import Seat
 from thinwire.coordinator.model_chunks import ModelChunks
 from thinwire.coordinator.outcome import Outcome
 from thinwire.errors import DivergedError, LostWorkersError, ThinwireError, TimedOutError, WorkerError
+from thinwire.protocol.messages import Failed, Result
 
 
 @pytest.mark.parametrize(
@@ -21,8 +22,9 @@ from thinwire.errors import DivergedError, LostWorkersError, ThinwireError, Time
     ],
 )
 def test_a_failure_ends_the_run_with_the_error_of_its_kind(kind: str, error: type[ThinwireError]) -> None:
-    seat = Seat(worker=2, attempt=1, host="node-7", pid=42, address="somewhere", hello={}, last_seen=0.0)
-    event, found = failure(seat, {"error": "it went wrong", "traceback": "line 1", "kind": kind}, Outcome())
+    seat = Seat(worker=2, attempt=1, host="node-7", pid=42, address="somewhere", meets=None, last_seen=0.0)
+    failed = Failed(attempt=1, kind=kind, error="it went wrong", traceback="line 1")
+    event, found = failure(seat, failed, Outcome())
     assert type(found) is error
     assert "worker 2 on node-7 (pid 42, attempt 1)" in str(found)
     assert "it went wrong" in str(found)
@@ -31,6 +33,7 @@ def test_a_failure_ends_the_run_with_the_error_of_its_kind(kind: str, error: typ
 
 def test_a_model_that_has_come_in_is_not_replaced_by_another() -> None:
     harvest = ModelChunks(1)
+    result = Result(attempt=0, part=0, chunk=0, chunks=1, index=0, count=1)
     for word in (b"first", b"other"):
-        assert harvest.take({"part": 0, "chunk": 0, "chunks": 1, "i": 0, "n": 1}, memoryview(word))
+        assert harvest.take(result, memoryview(word))
     assert harvest.results == {0: {0: b"first"}}

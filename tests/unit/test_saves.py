@@ -16,6 +16,7 @@ from thinwire.checkpoint import CheckpointStore
 from thinwire.coordinator.checkpoints import CheckpointCommits
 from thinwire.coordinator.outcome import Outcome
 from thinwire.errors import CheckpointError
+from thinwire.protocol.messages import Saved
 from thinwire.run.driver import Run
 from thinwire.worker.group_publisher import GroupPublisher
 
@@ -44,7 +45,7 @@ def saves(store: Store) -> CheckpointCommits:
 
 def hear(saves: CheckpointCommits, *names: str) -> None:
     for name in names:
-        saves.hear(0, {"t": "saved", "a": 0, "name": name, "steps": 4, "parts": [PART]})
+        saves.hear(0, Saved(attempt=0, name=name, steps=4, parts=[PART], fails=False))
     saves.begin({0}, dict)
 
 

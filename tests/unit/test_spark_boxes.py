@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.forms import has_form
 
 from thinwire.exchange.spark.box import boxes, machine, path_of
 from thinwire.exchange.spark.link import SPARK, Offer, SparkLink, SparkWire
 from thinwire.exchange.spark.shared_memory import SharedMemory
 from thinwire.exchange.spark.tasks import Members, carry_mail, read_parts, sum_parts
-from thinwire.protocol.messages import COORDINATOR, is_from_spark
+from thinwire.protocol.messages import COORDINATOR, FROM_SPARK
 from thinwire.rules.compression import codec
 
 NOBODY = Members(0, {})
@@ -133,7 +134,7 @@ def test_a_round_whose_members_are_all_here_is_settled_here(wire: SparkWire, lin
         (found,) = link.receive(0.1)
         assert found.sender == SPARK
         assert found.header["t"] == "sum"
-        assert is_from_spark(found.header), "a worker refuses what has another form"
+        assert has_form(FROM_SPARK, found.header), "a worker refuses what has another form"
         assert found.header["n"] == {"0": {"rows": 5}, "1": {}}
         assert found.payload is not None
         assert np.array_equal(np.frombuffer(found.payload, np.float32), np.full(LONG, 5, np.float32))

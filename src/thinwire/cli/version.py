@@ -23,8 +23,8 @@ class ShowVersion(argparse.Action):
 
 def parts() -> dict[str, str]:
     """Names and versions of everything that a run depends on."""
-    from thinwire import __version__
     from thinwire.protocol.handshake import PROTOCOL
+    from thinwire.version import __version__
 
     found = {"thinwire": __version__, "protocol": str(PROTOCOL), "Python": platform.python_version()}
     found |= {name: _installed(name) for name in PACKAGES}

@@ -44,8 +44,9 @@ from thinwire.errors import ConfigError, TimedOutError
 from thinwire.placement import between_processes, part_of
 from thinwire.protocol.clock import REAL
 from thinwire.protocol.deadlines import Deadlines
+from thinwire.protocol.forms import header_of
 from thinwire.protocol.handshake import hello
-from thinwire.protocol.messages import ANY_ATTEMPT, COORDINATOR
+from thinwire.protocol.messages import ANY_ATTEMPT, COORDINATOR, Failed, Join
 from thinwire.protocol.observation import unobserved
 from thinwire.replicas import TorchReplica
 from thinwire.transport.ports import Hub, Wire
@@ -237,10 +238,14 @@ def _task(payload: bytes, wire: Wire, threads: int, batches: Iterator[Any]) -> I
 
 def _fail(link: Any, attempt: int, error: Exception) -> None:
     """Tells the coordinator of an error that came before the worker's own code could be read."""
-    link.send(COORDINATOR, {"t": "join", "a": attempt, "address": link.address, **hello()})
-    told = f"{type(error).__name__}: {error}"
-    failed = {"t": "failed", "a": attempt, "kind": type(error).__name__, "traceback": traceback.format_exc()}
-    link.send(COORDINATOR, failed | {"error": f"{told}; is what the model needs installed on the executors?"})
+    link.send(COORDINATOR, header_of(Join(attempt=attempt, address=link.address, **hello())))
+    failed = Failed(
+        attempt=attempt,
+        kind=type(error).__name__,
+        error=f"{type(error).__name__}: {error}; is what the model needs installed on the executors?",
+        traceback=traceback.format_exc(),
+    )
+    link.send(COORDINATOR, header_of(failed))
     link.close()
 
 

@@ -13,7 +13,7 @@ from thinwire.coordinator.ports import Commit
 from thinwire.errors import CheckpointError
 from thinwire.protocol.clock import Clock
 from thinwire.protocol.identifiers import FINAL, checkpoint_order
-from thinwire.protocol.messages import Header
+from thinwire.protocol.messages import Saved
 
 MOST_AT_ONCE = 2
 """Of those that became whole while others were being committed, the newest: older ones would be cleared away."""
@@ -32,24 +32,23 @@ class CheckpointCommits:
 
     def __init__(self, group_size: int, commit: Commit | None, clock: Clock) -> None:
         self._group_size, self._commit, self._clock = group_size, commit, clock
-        self._reports: dict[str, dict[int, Header]] = {}
+        self._reports: dict[str, dict[int, Saved]] = {}
         self._done: set[str] = set()
         self._begun: deque[tuple[Whole, Future[int]]] = deque()
         self._newest: str | None = None
         self._stopped = False
         self._refused: list[events.Event] = []
 
-    def hear(self, worker: int, header: Header) -> None:
+    def hear(self, worker: int, saved: Saved) -> None:
         """A worker has written its parts; of a checkpoint older than the newest they are gone already."""
-        if checkpoint_order(str(header["name"])) <= checkpoint_order(self._newest or ""):
-            return
-        self._reports.setdefault(str(header["name"]), {})[worker] = header
+        if checkpoint_order(saved.name) > checkpoint_order(self._newest or ""):
+            self._reports.setdefault(saved.name, {})[worker] = saved
 
     def whole(self, needed: set[int], newest: str | None) -> Iterator[Whole]:
         """Checkpoints that are whole now; one older than the newest is none any more: that one's commit cleared it."""
         for name in sorted(set(self._reports) - self._done, key=checkpoint_order):
             reports = self._reports[name]
-            parts = {p["name"]: p for r in reports.values() for p in r["parts"]}
+            parts = {p["name"]: p for r in reports.values() for p in r.parts}
             joint = [part for part in parts if str(part).startswith("joint")]
             if (
                 checkpoint_order(name) <= checkpoint_order(newest or "")
@@ -58,12 +57,12 @@ class CheckpointCommits:
             ):
                 continue
             self._done.add(name)
-            if all(r.get("fails") for r in reports.values()) and not name.endswith(FINAL):
+            if all(r.fails for r in reports.values()) and not name.endswith(FINAL):
                 reason = "at no worker had the last steps a loss and a gradient that are finite"
                 self._refused.append(events.CheckpointFailed(name=name, reason=reason))
                 continue
             newest = name
-            yield Whole(name, max(int(r["steps"]) for r in reports.values()), [*parts.values()])
+            yield Whole(name, max(r.steps for r in reports.values()), [*parts.values()])
 
     def begin(self, needed: set[int], meta: Callable[[], dict[str, Any]]) -> None:
         """Begins to commit those that are whole now."""

@@ -19,11 +19,12 @@ from thinwire.coordinator.ports import Commit, Exit, Workforce
 from thinwire.coordinator.rate_limit import RateLimit
 from thinwire.coordinator.statistics import Ledger
 from thinwire.coordinator.stopping import Verdict
-from thinwire.errors import DataError
-from thinwire.protocol import messages as headers
+from thinwire.errors import DataError, ProtocolError
+from thinwire.protocol import messages
 from thinwire.protocol.clock import REAL, Time
+from thinwire.protocol.forms import Body, Header, header_of
 from thinwire.protocol.handshake import check_hello
-from thinwire.protocol.messages import ANY_ATTEMPT, Header, Message, is_understood
+from thinwire.protocol.messages import ANY_ATTEMPT, TO_COORDINATOR, Leave, Message, Pong
 from thinwire.protocol.observation import Observer, unobserved
 from thinwire.rules.divergence import has_diverged
 from thinwire.transport.ports import Hub
@@ -35,7 +36,7 @@ FAREWELL_S = 0.8
 """A worker's last word may be heard after its end is seen, when the run is ending."""
 LAST_COMMIT_S = 5.0
 """How long a run that has diverged waits for the checkpoint that it is to be gone on with from."""
-BEFORE_A_SEAT = ("join", "fetch")
+BEFORE_A_SEAT = (messages.Join, messages.Fetch)
 """What a worker may say without one."""
 _log = logging.getLogger("thinwire.coordinator")
 
@@ -99,7 +100,7 @@ class Coordinator:
             on_turn()
         self.settle(self._policy.deadlines.conclude_s)
         for worker, attempt in self.membership.standing.items():
-            self._hub.send(worker, attempt, {"t": "leave", "why": "the run is over", "done": True})
+            self._send(worker, attempt, Leave(why="the run is over", done=True))
         return self._summed()
 
     def interrupt(self, reason: str = "interrupted") -> None:
@@ -111,24 +112,29 @@ class Coordinator:
     # -- messages ---------------------------------------------------------------------------------------------------
 
     def _handle(self, message: Message) -> None:
-        now, header, worker = self._time.now(), message.header, message.sender
-        if not is_understood(header):
-            self._refuse(worker, header)
+        now, worker = self._time.now(), message.sender
+        try:
+            body = TO_COORDINATOR.decode(message.header)
+        except ProtocolError:
+            self._refuse(worker, message.header)
             return
-        seat = self.membership.seats.get(worker)
-        if header["t"] not in BEFORE_A_SEAT and (seat is None or seat.attempt != header.get("a")):
-            if header["t"] == "beat":  # a fenced or forgotten worker: it must not go on as if nothing had been
-                answer = self.membership.answer(worker, header["a"], revives=self._workforce.revives)
-                self._hub.send(worker, header["a"], answer)
+        seat, seated = self.membership.seats.get(worker), not isinstance(body, BEFORE_A_SEAT)
+        if seated and (seat is None or seat.attempt != body.attempt):
+            if isinstance(body, messages.Beat):  # a fenced or forgotten worker must not go on
+                answer = self.membership.answer(worker, body.attempt, revives=self._workforce.revives)
+                self._send(worker, body.attempt, answer)
             return
-        if seat is not None and header["t"] not in BEFORE_A_SEAT:  # a heartbeat may wait behind what it sends
+        if seat is not None and seated:  # a heartbeat may wait behind what it sends
             seat.last_seen, seat.suspect_since = now, None
             if message.payload is not None:
-                self._hub.send(worker, seat.attempt, {"t": "pong"})
-        if not self._allowance.takes(worker, header["t"], now=now):
-            self._refuse(worker, header)
+                self._send(worker, seat.attempt, Pong())
+        if not self._allowance.takes(worker, body.tag, now=now):
+            self._refuse(worker, message.header)
             return
-        getattr(self, f"_on_{header['t']}")(worker, header, message.payload, now)
+        getattr(self, f"_on_{body.tag}")(worker, body, message.payload, now)
+
+    def _send(self, worker: int, attempt: int, body: Body) -> None:
+        self._hub.send(worker, attempt, header_of(body))
 
     def _refuse(self, worker: int, header: Header) -> None:
         """Counts what a worker must not say; the first times it is logged."""
@@ -136,109 +142,110 @@ class Coordinator:
         if self.outcome.refused <= MOST_LOGGED:
             _log.warning("the coordinator refused %s of worker %s", reprlib.repr(header), worker)
 
-    def _on_join(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
+    def _on_join(self, worker: int, join: messages.Join, payload: memoryview | None, now: float) -> None:
         if not 0 <= worker < self._policy.workers + self._policy.helpers:
-            self._refuse(worker, header)
+            self._refuse(worker, header_of(join))
             return
-        check_hello(worker, header)
-        if (worker, header["a"]) in self._gone:
+        check_hello(worker, join)
+        if (worker, join.attempt) in self._gone:
             return  # its process ended while this was on the way
-        back, ending = self.membership.attempts.get(worker) == header["a"], self._ending.since is not None
+        back, ending = self.membership.attempts.get(worker) == join.attempt, self._ending.since is not None
         others = self.membership.working - {worker}
         if ending and (worker in self.membership.unseen or (self._ending.closed and others)):
-            self._gone.add((worker, int(header["a"])))
-            self._hub.send(worker, int(header["a"]), {"t": "leave", "why": "the run is ending", "done": True})
+            self._gone.add((worker, join.attempt))
+            self._send(worker, join.attempt, Leave(why="the run is ending", done=True))
             return
-        self._act(self.membership.join(header, worker, now))
+        self._act(self.membership.join(join, worker, now))
         seat = self.membership.seats.get(worker)
-        if seat is not None and seat.attempt == header["a"]:
+        if seat is not None and seat.attempt == join.attempt:
             self._ending.late |= {worker} if ending and not back else set()
             for verdict in self._evaluations.verdicts:
-                if back or verdict["stop"]:  # judged while it had no seat; that the run is to end all must know
-                    self._hub.send(worker, seat.attempt, dict(verdict))
+                if back or verdict.stop:  # judged while it had no seat; that the run is to end all must know
+                    self._send(worker, seat.attempt, verdict)
             self._finished.discard(worker)
             self._evaluations.excused.pop(worker, None)
-            if header.get("rows") == 0 and worker < self._policy.workers:
+            if join.rows == 0 and worker < self._policy.workers:
                 _log.warning("worker %s on %s has no rows to train on: its partition is empty", worker, seat.host)
             again = self._absent.since.pop(worker, None) is not None
             self.ledger.joined(seat, self.membership.rows[worker], again=again)
 
-    def _on_fetch(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
+    def _on_fetch(self, worker: int, fetch: messages.Fetch, payload: memoryview | None, now: float) -> None:
         """A worker that has yet to join wants a piece of its rows."""
         if self._serve is not None and 0 <= worker < self._policy.workers:
             try:
-                data, count = self._serve(worker, str(header["name"]), int(header["i"]))
+                data, count = self._serve(worker, fetch.name, fetch.index)
             except DataError:  # there is no such file
-                self._refuse(worker, header)
+                self._refuse(worker, header_of(fetch))
                 return
-            answer = {"t": "piece", "name": header["name"], "i": header["i"], "n": count}
-            self._hub.send(worker, header["a"], answer, memoryview(data))
+            piece = messages.Piece(name=fetch.name, index=fetch.index, count=count)
+            self._hub.send(worker, fetch.attempt, header_of(piece), memoryview(data))
 
-    def _on_beat(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
-        self.membership.beat(header, worker, now)
-        self._hub.send(worker, int(header["a"]), {"t": "pong"})
+    def _on_beat(self, worker: int, beat: messages.Beat, payload: memoryview | None, now: float) -> None:
+        self.membership.beat(beat, worker, now)
+        self._send(worker, beat.attempt, Pong())
         seat = self.membership.seats[worker]
-        self.ledger.beat(worker, seat.attempt, header, now)
+        self.ledger.beat(worker, seat.attempt, beat, now)
 
-    def _on_prepared(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
-        self._act(self.membership.prepared(header, worker, now))
+    def _on_prepared(self, worker: int, answer: messages.Prepared, payload: memoryview | None, now: float) -> None:
+        self._act(self.membership.prepared(answer, worker, now))
 
-    def _on_evaluated(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
-        self._evaluations.hear(worker, header)
-        for verdict in self._evaluations.told(int(header["p"])):  # to a newcomer: the others have done this one
-            self._hub.send(worker, int(header["a"]), verdict)
+    def _on_evaluated(self, worker: int, report: messages.Evaluated, payload: memoryview | None, now: float) -> None:
+        self._evaluations.hear(worker, report)
+        for verdict in self._evaluations.told(report.number):  # to a newcomer: the others have done this one
+            self._send(worker, report.attempt, verdict)
 
-    def _on_caught(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
+    def _on_caught(self, worker: int, caught: messages.Caught, payload: memoryview | None, now: float) -> None:
         """Publications up to this one were made before the worker had the joint state: it has no part in them."""
-        self._evaluations.excused[worker] = int(header["published"])
+        self._evaluations.excused[worker] = caught.published
         self.membership.caught(worker)
 
-    def _on_saved(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
-        self._saves.hear(worker, header)
+    def _on_saved(self, worker: int, saved: messages.Saved, payload: memoryview | None, now: float) -> None:
+        self._saves.hear(worker, saved)
 
-    def _on_finished(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
+    def _on_finished(self, worker: int, finished: messages.Finished, payload: memoryview | None, now: float) -> None:
         self._finished.add(worker)
 
-    def _on_epoch(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
-        self.outcome.train_loss = self.ledger.epoch(worker, header)
+    def _on_epoch(self, worker: int, ended: messages.Epoch, payload: memoryview | None, now: float) -> None:
+        self.outcome.train_loss = self.ledger.epoch(worker, ended)
 
-    def _on_event(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
-        kind = headers.TOLD.get(str(header["kind"]))
-        if kind is events.NonFinite:
-            whose = self.membership.seats.get(int(header["fields"]["worker"]))
-            header["fields"]["host"] = "" if whose is None else whose.host
-        if kind is not None:
-            self._emit(self.outcome.heed(kind(**header["fields"])))
+    def _on_event(self, worker: int, happened: messages.Happened, payload: memoryview | None, now: float) -> None:
+        if happened.type is None:
+            return
+        fields = dict(happened.fields)
+        if happened.type is events.NonFinite:
+            whose = self.membership.seats.get(int(fields["worker"]))
+            fields["host"] = "" if whose is None else whose.host
+        self._emit(self.outcome.heed(happened.type(**fields)))
 
-    def _on_failed(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
-        if header.get("kind") == "DivergedError":
+    def _on_failed(self, worker: int, failed: messages.Failed, payload: memoryview | None, now: float) -> None:
+        if failed.kind == "DivergedError":
             self._save_no_more()
-        event, error = failures.failure(self.membership.seats[worker], header, self.outcome)
+        event, error = failures.failure(self.membership.seats[worker], failed, self.outcome)
         self._emit(event)
         raise error
 
-    def _on_result(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
-        if payload is None or header["part"] >= self._policy.group_size:
-            self._refuse(worker, header)
-        elif self._ending.harvest.take(header, payload):
+    def _on_result(self, worker: int, result: messages.Result, payload: memoryview | None, now: float) -> None:
+        if payload is None or result.part >= self._policy.group_size:
+            self._refuse(worker, header_of(result))
+        elif self._ending.harvest.take(result, payload):
             self.outcome.results = self._ending.harvest.results
-            self._broadcast({"t": "done"})
+            self._broadcast(messages.Done())
 
-    def _on_agreed(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
+    def _on_agreed(self, worker: int, agreed: messages.Agreed, payload: memoryview | None, now: float) -> None:
         self._ending.agreed.add(worker)
 
-    def _on_apart(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
+    def _on_apart(self, worker: int, apart: messages.Apart, payload: memoryview | None, now: float) -> None:
         """A worker has lost its group, also where nobody else has noticed."""
-        self.membership.come_together(worker, int(header["n"]), now)
+        self.membership.come_together(worker, apart.meeting, now)
 
-    def _on_bye(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
+    def _on_bye(self, worker: int, bye: messages.Bye, payload: memoryview | None, now: float) -> None:
         self._left.add(worker)
-        self._hub.send(worker, header["a"], {"t": "pong"})  # it waits until it was heard
+        self._send(worker, bye.attempt, Pong())  # it waits until it was heard
 
     # -- decisions --------------------------------------------------------------------------------------------------
 
     def _act(self, decisions: Iterable[Decision]) -> None:
-        committed = None
+        committed = False
         for decision in decisions:
             if isinstance(decision, Lost):
                 self._lose(decision)
@@ -250,10 +257,9 @@ class Coordinator:
                 if not self.outcome.results:
                     raise failures.bereft()
                 continue
-            self._hub.send(decision.worker, decision.attempt, decision.header)
-            if decision.header["t"] == "commit":
-                committed = decision.header
-        if committed is not None:
+            self._send(decision.worker, decision.attempt, decision.body)
+            committed = committed or isinstance(decision.body, messages.Commit)
+        if committed:
             members = self.membership
             self._trained_from = self._trained_from or self._time.now()
             self._emit(
@@ -281,14 +287,14 @@ class Coordinator:
             self._absent.done.add(lost.worker)
         self._finished.discard(lost.worker)
         self._ending.agreed.discard(lost.worker)
-        last = self.ledger.lose(lost.worker)
+        steps = self.ledger.lose(lost.worker)
         self._emit(
             events.WorkerLost(
                 worker=lost.worker,
                 attempt=lost.attempt,
                 host=lost.host,
                 reason=lost.reason,
-                steps=int(last.get("progress", {}).get("steps", 0)),
+                steps=steps,
             )
         )
         if self._ending.closed or not self._workforce.replace(lost.worker, lost.attempt + 1):
@@ -319,7 +325,7 @@ class Coordinator:
 
     def _check_progress(self, *, over: bool) -> None:
         """Ends a run in which no worker gets on."""
-        told = [self.ledger.last.get(w, {}).get("progress") or {} for w in self.membership.working]
+        told = [self.ledger.progress_of(w) for w in self.membership.working]
         if has_diverged(told, over=over):
             self._save_no_more()
             raise failures.keeps_failing(self.membership.seats, self.outcome)
@@ -360,8 +366,7 @@ class Coordinator:
         for seat in self.membership.seats.values():
             landed[lane_of(seat.worker)] = max(seat.landed, landed.get(lane_of(seat.worker), 0))
         for seat in self.membership.seats.values():
-            header = {"t": "conclude", "landed": landed[lane_of(seat.worker)]}
-            self._hub.send(seat.worker, seat.attempt, header)
+            self._send(seat.worker, seat.attempt, messages.Conclude(landed=landed[lane_of(seat.worker)]))
 
     def _dismiss(self, workers: set[int]) -> None:
         """The run ends without these, whose group is not whole."""
@@ -370,7 +375,7 @@ class Coordinator:
             if worker not in self._finished | self._absent.done:
                 self._absent.since.setdefault(worker, self._time.now())
             self._gone.add((worker, seat.attempt))
-            self._hub.send(worker, seat.attempt, {"t": "leave", "why": "the run is ending", "done": True})
+            self._send(worker, seat.attempt, Leave(why="the run is ending", done=True))
 
     def _judge(self) -> None:
         """Evaluations whose reports are all in come to a verdict, which every worker hears."""
@@ -405,7 +410,7 @@ class Coordinator:
         if self.membership.members:
             first = self.membership.seats.get(self.membership.members[0])
             if first is not None:
-                self._hub.send(first.worker, first.attempt, {"t": "stop", "why": reason, "save": True})
+                self._send(first.worker, first.attempt, messages.Stop(why=reason, save=True))
 
     def ask_to_stop(self, reason: str) -> None:
         """Ends the run early, as a callback may want."""
@@ -413,16 +418,16 @@ class Coordinator:
             self.outcome.stopped_early = True
             self._ask_to_stop(reason)
 
-    def _broadcast(self, header: Header) -> None:
+    def _broadcast(self, body: Body) -> None:
         for seat in self.membership.seats.values():
-            self._hub.send(seat.worker, seat.attempt, dict(header))
+            self._send(seat.worker, seat.attempt, body)
+
+    def progress(self) -> list[dict[str, Any]]:
+        """What the last heartbeat of each worker said of its steps."""
+        return [beat.progress for beat in self.ledger.last.values()]
 
     def _over(self) -> bool:
         return bool(self._left or self.outcome.results) and set(self.membership.seats) <= self._left
-
-    def progress(self) -> dict[int, Header]:
-        """The last heartbeat of every worker."""
-        return self.ledger.last
 
     def _summed(self) -> Outcome:
         out = self.outcome

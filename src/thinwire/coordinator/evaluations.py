@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from thinwire import events
 from thinwire.coordinator.stopping import Verdict
-from thinwire.protocol.messages import Header
+from thinwire.protocol import messages
 
 LAST_VERDICTS = 8
 """Are kept, for those who were not there."""
@@ -25,10 +25,10 @@ class Judged(NamedTuple):
     stop: str | None
     """Why the run is to end, if it is."""
 
-    def verdict(self) -> Header:
+    def verdict(self) -> messages.Verdict:
         """What workers are told."""
         event = self.event
-        return {"t": "verdict", "p": event.number, "best": event.best, "stop": self.stop, "metrics": event.metrics}
+        return messages.Verdict(number=event.number, best=event.best, stop=self.stop, metrics=event.metrics)
 
 
 class Evaluations:
@@ -38,17 +38,16 @@ class Evaluations:
         self.law = law
         self.excused: dict[int, int] = {}
         """By worker, the last publication made before it held the joint state: it has no part in those."""
-        self._reports: dict[int, dict[int, Header]] = {}
+        self._reports: dict[int, dict[int, messages.Evaluated]] = {}
         self._judged: set[int] = set()
         self._past = 0
         """Publications up to this one are judged, or never will be."""
-        self.verdicts: deque[Header] = deque(maxlen=LAST_VERDICTS)
+        self.verdicts: deque[messages.Verdict] = deque(maxlen=LAST_VERDICTS)
 
-    def hear(self, worker: int, header: Header) -> None:
+    def hear(self, worker: int, report: messages.Evaluated) -> None:
         """Takes a report in."""
-        number = int(header["p"])
-        if number > self._past and number not in self._judged:
-            self._reports.setdefault(number, {})[worker] = header
+        if report.number > self._past and report.number not in self._judged:
+            self._reports.setdefault(report.number, {})[worker] = report
 
     def ready(
         self, alive: set[int], rows: dict[int, int], total_rows: int, train_loss: float | None
@@ -63,9 +62,9 @@ class Evaluations:
                 self.verdicts.append(judged.verdict())
                 yield judged
 
-    def told(self, number: int) -> list[Header]:
+    def told(self, number: int) -> list[messages.Verdict]:
         """What workers were told of a publication, if it is judged."""
-        return [dict(verdict) for verdict in self.verdicts if verdict["p"] == number]
+        return [verdict for verdict in self.verdicts if verdict.number == number]
 
     def _close(self, number: int) -> None:
         """Lets go of a publication's reports, and of what is so old that nobody will report it any more."""
@@ -76,17 +75,17 @@ class Evaluations:
         self._reports = {other: reports for other, reports in self._reports.items() if other > self._past}
 
     def _judge(
-        self, number: int, reports: dict[int, Header], gone: int, total_rows: int, train_loss: float | None
+        self, number: int, reports: dict[int, messages.Evaluated], gone: int, total_rows: int, train_loss: float | None
     ) -> Judged:
         metrics: dict[str, float] = {}
-        for name in sorted({name for r in reports.values() for name in r["sums"]}):
-            weight = sum(float(r["weights"].get(name, 0.0)) for r in reports.values())
-            total = sum(float(r["sums"].get(name, 0.0)) for r in reports.values())
+        for name in sorted({name for r in reports.values() for name in r.sums}):
+            weight = sum(float(r.weights.get(name, 0.0)) for r in reports.values())
+            total = sum(float(r.sums.get(name, 0.0)) for r in reports.values())
             if weight > 0:
                 metrics[name] = total / weight
         best, stop = self.law.judge(metrics) if metrics else (False, None)
-        done = gone + sum(int(r["done"]) for r in reports.values())
-        steps = int(reports[min(reports)]["steps"])
+        done = gone + sum(r.done for r in reports.values())
+        steps = reports[min(reports)].steps
         epoch = round(done / max(1, total_rows), 4)
         row = {"number": number, "epoch": epoch, "steps": steps, "rows": done, "train_loss": train_loss, **metrics}
         event = events.Evaluated(
@@ -95,7 +94,7 @@ class Evaluations:
             steps=steps,
             rows=done,
             metrics=metrics,
-            validation_rows=sum(int(r["rows"]) for r in reports.values()),
+            validation_rows=sum(r.rows for r in reports.values()),
             best=best,
         )
         return Judged(event, row, stop)

@@ -8,26 +8,26 @@ from thinwire import events
 from thinwire.coordinator.membership import Lost, Seat
 from thinwire.coordinator.outcome import Outcome, Policy
 from thinwire.errors import DivergedError, LostWorkersError, ThinwireError, TimedOutError, WorkerError
-from thinwire.protocol.messages import Header
+from thinwire.protocol.messages import Failed
 
 
-def failure(seat: Seat, header: Header, outcome: Outcome) -> tuple[events.WorkerFailed, ThinwireError]:
+def failure(seat: Seat, failed: Failed, outcome: Outcome) -> tuple[events.WorkerFailed, ThinwireError]:
     """What went wrong in a worker, for the log and for the user."""
     where = f"worker {seat.worker} on {seat.host} (pid {seat.pid}, attempt {seat.attempt})"
     event = events.WorkerFailed(
         worker=seat.worker,
         attempt=seat.attempt,
         host=seat.host,
-        error=str(header["error"]),
-        traceback=str(header["traceback"]),
+        error=failed.error,
+        traceback=failed.traceback,
     )
-    if header.get("kind") == "DivergedError":
-        return event, DivergedError(f"{where}: {header['error']}{outcome.last_good()}")
-    if header.get("kind") == "LostWorkersError":
-        return event, LostWorkersError(f"{where}: {header['error']}; go on from the last checkpoint with resume")
-    if header.get("kind") == "TimedOutError":
-        return event, TimedOutError(f"{where}: {header['error']}. Go on from the last checkpoint with resume.")
-    return event, WorkerError(f"{where} failed: {header['error']}\n\n{header['traceback']}")
+    if failed.kind == "DivergedError":
+        return event, DivergedError(f"{where}: {failed.error}{outcome.last_good()}")
+    if failed.kind == "LostWorkersError":
+        return event, LostWorkersError(f"{where}: {failed.error}; go on from the last checkpoint with resume")
+    if failed.kind == "TimedOutError":
+        return event, TimedOutError(f"{where}: {failed.error}. Go on from the last checkpoint with resume.")
+    return event, WorkerError(f"{where} failed: {failed.error}\n\n{failed.traceback}")
 
 
 def keeps_failing(seats: Mapping[int, Seat], outcome: Outcome) -> DivergedError:

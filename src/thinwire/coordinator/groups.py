@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from thinwire.protocol.messages import Header
-
 
 class Groups:
     """Which groups there are, and how often each has come together."""
@@ -56,9 +54,9 @@ class Groups:
                 self._apart.discard(group)
                 self._meetings[group] = self._meetings.get(group, 0) + 1
 
-    def told(self, worker: int, hellos: Mapping[int, Header]) -> dict[str, Any]:
+    def told(self, worker: int, meets: Mapping[int, str | None]) -> dict[str, Any] | None:
         """What a worker is told of its group: how often it has come together, and where it meets."""
         if self.size == 1:
-            return {}
+            return None
         group = self.group_of(worker)
-        return {"group": {"n": self._meetings[group], "at": hellos[self.of(group)[0]].get("meets")}}
+        return {"n": self._meetings[group], "at": meets[self.of(group)[0]]}

@@ -6,12 +6,13 @@ far the joint model has come before they go on with other members: see `thinwire
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from thinwire.coordinator.groups import Groups
 from thinwire.protocol.deadlines import Deadlines
-from thinwire.protocol.messages import Header
+from thinwire.protocol.forms import Body
+from thinwire.protocol.messages import Beat, Commit, Join, Leave, Prepare, Prepared, Rejoin, Stand, Wait
 from thinwire.protocol.observation import Heard, Observer, Opened, SeatLost, unobserved
 
 
@@ -20,7 +21,7 @@ class Send(NamedTuple):
 
     worker: int
     attempt: int
-    header: Header
+    body: Body
 
 
 class Lost(NamedTuple):
@@ -58,7 +59,8 @@ class Seat:
     address: str
     host: str
     pid: int
-    hello: Header
+    meets: str | None
+    """Where the members of its group meet, where it is the first of one."""
     last_seen: float
     landed: int = 0
     fresh: bool = True
@@ -68,8 +70,8 @@ class Seat:
     since: int = 0
     """The newest generation in which it held what all held; 0 for none."""
     digest: str = ""
-    more: Header = field(default_factory=dict)
-    """What else it answered to the last call, for all members to know."""
+    table: dict[str, Any] = field(default_factory=dict)
+    """What it said of the table's tuples when it was last called to a generation, for all members to know."""
     prepared: int = 0
     called_at: float | None = None
     """Since when a call to a generation is unanswered."""
@@ -79,7 +81,7 @@ class Seat:
     """Since when it waits for rounds and none lands."""
     waits_for: dict[str, list[int]] = field(default_factory=dict)
     """Its open rounds, and the workers that each still misses something from."""
-    progress: Header = field(default_factory=dict)
+    progress: dict[str, Any] = field(default_factory=dict)
 
 
 class Membership:
@@ -110,7 +112,7 @@ class Membership:
         self._firsts: dict[int, int] = {}
         self.rows: dict[int, int] = {}
         """Training rows of every worker that has ever joined."""
-        self.remembered: dict[int, Header] = {}
+        self.remembered: dict[int, dict[str, Any]] = {}
         """The last progress of every worker, its successor's starting point."""
         self._first_join: float | None = None
         self._last_join = self._last_move = 0.0
@@ -122,32 +124,32 @@ class Membership:
         """Whether a generation has formed; and whether none can, because who holds a part is in no whole group."""
         self._patience_s = self.deadlines.stall_s
 
-    def join(self, header: Header, worker: int, now: float) -> list[Decision]:
+    def join(self, join: Join, worker: int, now: float) -> list[Decision]:
         """Takes a worker in. Of two attempts the newer stays, unless the older alone holds the joint model."""
-        attempt = int(header["a"])
+        attempt = join.attempt
         if (worker, attempt) in self.retired:
             return [self._farewell(worker, attempt)]
         if not 0 <= worker < self.workers + self.helpers or attempt < self.attempts.get(worker, -1):
-            return [Send(worker, attempt, {"t": "leave", "why": "a newer attempt has taken this place"})]
+            return [Send(worker, attempt, Leave(why="a newer attempt has taken this place"))]
         found: list[Decision] = []
         current = self.seats.get(worker)
         if current is not None and current.attempt != attempt:
             if not self._can_spare(current, now):
                 self.standing[worker] = attempt
-                return [Send(worker, attempt, {"t": "wait"})]
+                return [Send(worker, attempt, Wait())]
             found += self.lose(worker, current.attempt, "replaced by a newer attempt", now)
-            found.append(Send(worker, current.attempt, {"t": "leave", "why": "replaced by a newer attempt"}))
+            found.append(Send(worker, current.attempt, Leave(why="replaced by a newer attempt")))
         self.standing.pop(worker, None)
         self.attempts[worker] = attempt
         self._firsts.setdefault(worker, attempt)
-        self.rows[worker] = int(header.get("rows", 0))
+        self.rows[worker] = join.rows or 0
         self.seats[worker] = Seat(
             worker=worker,
             attempt=attempt,
-            address=str(header["address"]),
-            host=str(header.get("host", "?")),
-            pid=int(header.get("pid", 0)),
-            hello=dict(header),
+            address=join.address,
+            host=join.host,
+            pid=join.pid,
+            meets=join.meets,
             last_seen=now,
         )
         if worker < self.workers:
@@ -157,12 +159,12 @@ class Membership:
         self.waits = False  # until the generation that is now to form shows whether it still does
         return found
 
-    def answer(self, worker: int, attempt: int, *, revives: bool) -> Header:
+    def answer(self, worker: int, attempt: int, *, revives: bool) -> Rejoin | Leave:
         """What to say to an attempt that has no seat and is heard: to join again, or to leave."""
         done = (worker, attempt) in self.retired
         if revives and attempt >= self.attempts.get(worker, attempt + 1) and not done:
-            return {"t": "rejoin"}
-        return {"t": "leave", "why": "this worker's place was given up", "done": done}
+            return Rejoin()
+        return Leave(why="this worker's place was given up", done=done)
 
     def caught(self, worker: int) -> None:
         """Notes that a worker has taken the joint state over."""
@@ -186,7 +188,7 @@ class Membership:
         self._changed_at = self._last_move = now
         self.groups.break_up(worker)
         fellows = [self.seats[w] for w in self.groups.fellows(worker) if w in self.seats]
-        return [Lost(worker, attempt, reason, seat.host), *(Send(s.worker, s.attempt, {"t": "stand"}) for s in fellows)]
+        return [Lost(worker, attempt, reason, seat.host), *(Send(s.worker, s.attempt, Stand()) for s in fellows)]
 
     def come_together(self, worker: int, meeting: int, now: float) -> None:
         """A group that met so many times has fallen apart, though all may be here: it is to meet once more."""
@@ -209,7 +211,7 @@ class Membership:
         return [self._farewell(seat.worker, seat.attempt)]
 
     def _farewell(self, worker: int, attempt: int) -> Send:
-        return Send(worker, attempt, {"t": "leave", "why": "its rows are done", "done": True})
+        return Send(worker, attempt, Leave(why="its rows are done", done=True))
 
     def room_for(self, finished: set[int], lost: set[int], now: float) -> bool:
         """Whether a worker that never came, or was lost, may still come, once all who are here are done."""
@@ -229,35 +231,34 @@ class Membership:
         if seat is not None and seat.attempt == attempt and seat.suspect_since is None:
             seat.suspect_since = now
 
-    def beat(self, header: Header, worker: int, now: float) -> bool:
+    def beat(self, beat: Beat, worker: int, now: float) -> bool:
         """Notes a sign of life; False from one that has no seat."""
         seat = self.seats.get(worker)
-        if seat is None or seat.attempt != header["a"]:
+        if seat is None or seat.attempt != beat.attempt:
             return False
-        seat.last_seen, seat.suspect_since = now, None
-        landed, seat.waits_for = int(header.get("landed", seat.landed)), header.get("waiting") or {}
-        if landed != seat.landed:
+        seat.last_seen, seat.suspect_since, seat.waits_for = now, None, beat.waiting
+        if beat.landed != seat.landed:
             self._patience_s = self.deadlines.stall_s
-        if landed != seat.landed or not seat.waits_for:
+        if beat.landed != seat.landed or not seat.waits_for:
             seat.stalled_since = None
         elif seat.stalled_since is None:
             seat.stalled_since = now
-        seat.landed = landed
-        if header.get("progress"):
-            seat.progress = dict(header["progress"])
+        seat.landed = beat.landed
+        if beat.progress:
+            seat.progress = dict(beat.progress)
             self.remembered[worker] = seat.progress
             self._observe(Heard(worker, int(seat.progress.get("rows", 0))))
         return True
 
-    def prepared(self, header: Header, worker: int, now: float) -> list[Decision]:
+    def prepared(self, answer: Prepared, worker: int, now: float) -> list[Decision]:
         """Notes an answer to a prepare; the last one commits the generation."""
         seat = self.seats.get(worker)
-        if seat is None or seat.attempt != header["a"] or header["g"] != self.generation:
+        if seat is None or seat.attempt != answer.attempt or answer.generation != self.generation:
             return []
         seat.last_seen, seat.suspect_since = now, None
         seat.prepared, seat.called_at = self.generation, None
-        seat.landed, seat.digest = int(header["landed"]), str(header["digest"])
-        seat.fresh, seat.since, seat.more = bool(header["fresh"]), int(header["since"]), header.get("more") or {}
+        seat.landed, seat.digest = answer.landed, answer.digest
+        seat.fresh, seat.since, seat.table = answer.fresh, answer.since, answer.table or {}
         return self._try_commit()
 
     def tick(self, now: float) -> list[Decision]:
@@ -339,7 +340,7 @@ class Membership:
         self.generation += 1
         for seat in self.seats.values():
             seat.called_at = now if seat.called_at is None else seat.called_at
-        return [Send(s.worker, s.attempt, {"t": "prepare", "g": self.generation}) for s in self.seats.values()]
+        return [Send(s.worker, s.attempt, Prepare(generation=self.generation)) for s in self.seats.values()]
 
     def _try_commit(self) -> list[Decision]:
         if self._changed_at is not None or any(s.prepared != self.generation for s in self.seats.values()):
@@ -367,7 +368,7 @@ class Membership:
         """Those who hold the same part, or all of them where nobody holds a part only, begin a generation."""
         reference = _newest(lane)
         self.reference, self.landed = reference.worker, reference.landed
-        members: dict[str, Any] = {}
+        members: dict[int, dict[str, Any]] = {}
         for seat in lane:
             if seat is reference or self._equals(seat, reference):
                 seat.blank = False  # it holds the joint model without being handed it
@@ -377,21 +378,20 @@ class Membership:
                 last = self.remembered[seat.worker]
                 entry["position"] = last.get("position")
                 entry["steps"], entry["first_loss"] = last.get("steps", 0), last.get("first_loss")
-            members[str(seat.worker)] = entry
-        header = {
-            "t": "commit",
-            "g": self.generation,
-            "members": members,
-            "reference": reference.worker,
-            "landed": reference.landed,
-            "digest": reference.digest,
-            "since": reference.since,
-            "more": {str(seat.worker): seat.more for seat in lane if seat.more},
-            "rows": self.total_rows,
-            "totals": {str(w): int(p.get("rows", 0)) for w, p in self.remembered.items()},
-        }
-        hellos = {worker: seat.hello for worker, seat in self.seats.items()}
-        return [Send(s.worker, s.attempt, header | self.groups.told(s.worker, hellos)) for s in lane]
+            members[seat.worker] = entry
+        commit = Commit(
+            generation=self.generation,
+            members=members,
+            reference=reference.worker,
+            landed=reference.landed,
+            digest=reference.digest,
+            since=reference.since,
+            tables={seat.worker: seat.table for seat in lane if seat.table},
+            total_rows=self.total_rows,
+            totals={worker: int(progress.get("rows", 0)) for worker, progress in self.remembered.items()},
+        )
+        meets = {worker: seat.meets for worker, seat in self.seats.items()}
+        return [Send(s.worker, s.attempt, replace(commit, group=self.groups.told(s.worker, meets))) for s in lane]
 
     @staticmethod
     def _equals(seat: Seat, reference: Seat) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thinwire.protocol.messages import Header
+from thinwire.protocol.messages import Result
 
 
 class ModelChunks:
@@ -15,18 +15,18 @@ class ModelChunks:
         self.results: dict[int, dict[int, bytes]] = {}
         """By part and number, the chunks that are whole."""
 
-    def take(self, header: Header, payload: memoryview) -> bool:
+    def take(self, result: Result, payload: memoryview) -> bool:
         """A piece of a part that there is; whether all is there now. What was whole stays as it is."""
         if self.whole:
             return True
-        part, chunk = int(header["part"]), int(header["chunk"])
+        part, chunk = result.part, result.chunk
         pieces = self._pieces.setdefault((part, chunk), {})
-        pieces[int(header["i"])] = bytes(payload)
+        pieces[result.index] = bytes(payload)
         found = self.results.setdefault(part, {})
-        if len(pieces) == int(header["n"]):
+        if len(pieces) == result.count:
             found[chunk] = b"".join(pieces[i] for i in sorted(pieces))
             del self._pieces[part, chunk]
-        if len(found) == int(header["chunks"]):
+        if len(found) == result.chunks:
             self._done.add(part)
         return self.whole
 

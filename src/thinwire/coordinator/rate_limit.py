@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-COUNTED = ("event", "epoch", "evaluated", "saved", "caught", "apart")
+from thinwire.protocol.messages import Apart, Caught, Epoch, Evaluated, Happened, Saved
+
+COUNTED = tuple(kind.tag for kind in (Happened, Epoch, Evaluated, Saved, Caught, Apart))
 """Kinds of messages; heartbeats become an event a second at most, and results come once."""
 BURST, PER_S = 10_000, 1_000
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from thinwire import events
 from thinwire.coordinator.membership import Seat, Stalled
 from thinwire.coordinator.outcome import Outcome
-from thinwire.protocol.messages import Header
+from thinwire.protocol.messages import Beat, Epoch
 
 EMIT_S = 1.0
 
@@ -18,7 +19,7 @@ class Ledger:
 
     def __init__(self, emit: Callable[[events.Event], Any]) -> None:
         self._emit = emit
-        self.last: dict[int, Header] = {}
+        self.last: dict[int, Beat] = {}
         """The last heartbeat of every worker."""
         self._emitted_at: dict[int, float] = {}
         self._unsaid: dict[int, int] = {}
@@ -39,13 +40,13 @@ class Ledger:
             )
         )
 
-    def beat(self, worker: int, attempt: int, header: Header, now: float) -> None:
+    def beat(self, worker: int, attempt: int, beat: Beat, now: float) -> None:
         """Books a heartbeat; once in a while it becomes an event."""
-        progress = header.get("progress") or {}
+        progress = beat.progress
         if not progress and worker in self._unsaid:  # a successor has yet to step: what was left unsaid is told now
             self._tell(worker)
-        kept = progress or self.last.get(worker, {}).get("progress", {})  # a successor has yet to tell of any
-        self.last[worker] = {**header, "progress": kept}
+        kept = progress or self.progress_of(worker)  # a successor has yet to tell of any
+        self.last[worker] = replace(beat, progress=kept)
         self._gone.pop((worker, attempt), None)
         if not progress:
             return
@@ -56,8 +57,8 @@ class Ledger:
             self._tell(worker)
 
     def _tell(self, worker: int) -> None:
-        attempt, header = self._unsaid.pop(worker), self.last[worker]
-        progress = header["progress"]
+        attempt, beat = self._unsaid.pop(worker), self.last[worker]
+        progress = beat.progress
         self._emit(
             events.Progressed(
                 worker=worker,
@@ -68,9 +69,9 @@ class Ledger:
                 loss=progress.get("loss"),
                 busy=float(progress["busy"]),
                 gap_s=self._gaps.pop(worker),
-                landed=int(header["landed"]),
-                bytes_sent=int(header["bytes"]),
-                bytes_received=int(header.get("received", 0)),
+                landed=beat.landed,
+                bytes_sent=beat.sent_bytes,
+                bytes_received=beat.received_bytes,
                 stepped_s=float(progress.get("stepped_s", 0.0)),
                 waited_s=float(progress.get("waited_s", 0.0)),
                 exchanged_s=float(progress.get("exchanged_s", 0.0)),
@@ -78,14 +79,14 @@ class Ledger:
             )
         )
 
-    def epoch(self, worker: int, header: Header) -> float | None:
+    def epoch(self, worker: int, ended: Epoch) -> float | None:
         """Books a worker's epoch; returns the training loss of the newest epoch over the workers that ended it."""
-        epoch, rows, loss = int(header["epoch"]), int(header["rows"]), header.get("loss")
+        epoch, rows, loss = ended.epoch, ended.rows, ended.loss
         if loss is not None and epoch > self._newest:
             self._newest, self._losses = epoch, {}
         if loss is not None and epoch == self._newest:
             self._losses[worker] = (float(loss), rows)
-        self._emit(events.EpochEnded(worker=worker, attempt=int(header["a"]), epoch=epoch, rows=rows, loss=loss))
+        self._emit(events.EpochEnded(worker=worker, attempt=ended.attempt, epoch=epoch, rows=rows, loss=loss))
         total = sum(n for _, n in self._losses.values())
         return sum(v * n for v, n in self._losses.values()) / total if total else None
 
@@ -103,26 +104,30 @@ class Ledger:
             )
         )
 
-    def lose(self, worker: int) -> Header:
-        """Keeps a lost attempt's bytes; its steps and rows are carried on by its successor. Returns its last beat."""
+    def progress_of(self, worker: int) -> dict[str, Any]:
+        """What a worker's last heartbeat said of its steps; nothing where it has not told of any."""
+        return self.last[worker].progress if worker in self.last else {}
+
+    def lose(self, worker: int) -> int:
+        """Keeps a lost attempt's bytes; its steps and rows are carried on by its successor. Returns its steps."""
         last = self.last.get(worker)
         if last is None:
-            return {}
+            return 0
         if worker in self._unsaid:
             self._tell(worker)
-        self._gone[worker, int(last.get("a", 0))] = int(last.get("bytes", 0))
-        self.last[worker] = {**last, "bytes": 0}
-        return last
+        self._gone[worker, last.attempt] = last.sent_bytes
+        self.last[worker] = replace(last, sent_bytes=0)
+        return int(last.progress.get("steps", 0))
 
     def sum_up(self, out: Outcome, total_rows: int) -> None:
         """Writes the totals into the outcome, and tells what was not told yet; so many rows are an epoch."""
         for worker in sorted(self._unsaid):
             self._tell(worker)
         reports = list(self.last.values())
-        states = [r.get("progress") or {} for r in reports]
-        out.bytes_sent = sum(self._gone.values()) + sum(int(r.get("bytes", 0)) for r in reports)
-        out.refused += sum(int(r.get("refused", 0)) for r in reports)
-        out.rounds = max((int(r.get("landed", 0)) for r in reports), default=0)
+        states = [r.progress for r in reports]
+        out.bytes_sent = sum(self._gone.values()) + sum(r.sent_bytes for r in reports)
+        out.refused += sum(r.refused for r in reports)
+        out.rounds = max((r.landed for r in reports), default=0)
         out.steps = max((int(s.get("steps", 0)) for s in states), default=0)
         out.rows = sum(int(s.get("rows", 0)) for s in states)
         out.epochs = out.rows / max(1, total_rows)
@@ -132,6 +137,6 @@ class Ledger:
         steps = [
             float(state["stepped_s"]) / int(state["steps"])
             for report, state in zip(reports, states, strict=True)
-            if report.get("a") == 0 and state.get("steps") and "stepped_s" in state
+            if report.attempt == 0 and state.get("steps") and "stepped_s" in state
         ]  # a replacement reports its predecessor's steps, but only its own time
         out.step_s = sum(steps) / len(steps) if steps else None

@@ -14,7 +14,6 @@ How training's own traffic moves is left to a subclass: `Mesh` in rounds of all 
 from __future__ import annotations
 
 import logging
-import reprlib
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -34,8 +33,27 @@ from thinwire.exchange.snapshot import Snapshot
 from thinwire.exchange.state_transfer import StateTransfer
 from thinwire.parameters import Fragment
 from thinwire.protocol.clock import REAL, Time
+from thinwire.protocol.forms import Body, header_of
 from thinwire.protocol.identifiers import number
-from thinwire.protocol.messages import COORDINATOR, Header, Message, is_among_workers
+from thinwire.protocol.messages import (
+    AMONG_WORKERS,
+    COORDINATOR,
+    TO_WORKER,
+    Beat,
+    Commit,
+    Happened,
+    Join,
+    Message,
+    Open,
+    Part,
+    Pong,
+    Prepare,
+    Prepared,
+    Rejoin,
+    State,
+    Sum,
+    Want,
+)
 from thinwire.protocol.observation import Synchronised
 from thinwire.rules.compression import codec, warm_up
 from thinwire.transport.ports import Link
@@ -53,6 +71,8 @@ class Member(ABC):
     """The machine. `command`, `claim` and `next_round` are safe on any thread; the rest belongs to one."""
 
     tuples: Sequence[Fragment] = ()
+    of_rounds: tuple[Any, ...] = (Open, Part, Sum)
+    """Messages of rounds."""
 
     def __init__(
         self,
@@ -78,7 +98,7 @@ class Member(ABC):
         """What the main thread is to hear, in order."""
         self._commands: deque[Callable[[], None]] = deque()
         self._means = Means()
-        self.donation = StateTransfer(self._tell_peer, time.now)
+        self.donation = StateTransfer(self._tell, time.now)
         self._wants: list[tuple[int, int]] = []
         self._agreed = (-1, 0)
         """This generation's reference, and the rounds that it had landed."""
@@ -112,8 +132,9 @@ class Member(ABC):
             self.signals.put(Broken(DivergedError(text)))
         elif self._flaws <= MOST_FLAWS:
             fields = {"worker": worker, "what": what, "values": values, "round": round, "by": self._identity.worker}
-            event = {"t": "event", "a": self._identity.attempt, "kind": "non_finite", "fields": fields}
-            self._link.send(COORDINATOR, event)
+            self._link.send(
+                COORDINATOR, header_of(Happened(attempt=self._identity.attempt, kind="non_finite", fields=fields))
+            )
 
     # -- training's own traffic -------------------------------------------------------------------------------------
 
@@ -145,21 +166,21 @@ class Member(ABC):
         return
 
     @abstractmethod
-    def _holds(self, header: Header) -> bool:
+    def _holds(self, commit: Commit) -> bool:
         """Whether this worker has what the reference of a commit has."""
 
     @abstractmethod
     def _pause(self) -> None:
         """Lands what can be landed: a generation is about to form."""
 
-    def _told(self) -> Header:
-        return {}  # what else to answer to a prepare
+    def _answer_of_table(self) -> dict[str, Any] | None:
+        return None  # what to say of the table's tuples when a generation is about to form
 
     @abstractmethod
-    def _go_on(self, header: Header, given_up: list[Launch]) -> None:
+    def _go_on(self, commit: Commit, given_up: list[Launch]) -> None:
         """Takes up what was under way, in a generation that has just begun."""
 
-    def _restarts(self, header: Header) -> bool:
+    def _restarts(self, commit: Commit) -> bool:
         """Whether the joint model is lost, and this worker's replica takes its place."""
         return False
 
@@ -188,7 +209,7 @@ class Member(ABC):
     def _asked(self, peer: int) -> None:
         self.signals.put(Asked(peer, self._rounds.generation))  # it needs the joint state, from the main thread
 
-    def _receive(self, message: Message) -> None:
+    def _receive(self, sender: int, body: Any, payload: memoryview | None) -> None:
         return  # takes in a peer's message of another kind than this class knows
 
     def _waiting_for(self) -> dict[str, list[int]]:
@@ -221,8 +242,8 @@ class Member(ABC):
     def join(self) -> None:
         """Asks for a seat, once the codec's loops are loaded: later they would take the processor from training."""
         warm_up(codec(self._joint.cuts.newest.setting.codec or self._codec_name))
-        hello = {"t": "join", "a": self._identity.attempt, "address": self._link.address, **self._identity.hello}
-        self._link.send(COORDINATOR, hello)
+        join = Join(attempt=self._identity.attempt, address=self._link.address, **self._identity.hello)
+        self._link.send(COORDINATOR, header_of(join))
 
     def _rejoin(self) -> None:
         """Its place was given up while it could not be heard, and nobody else has taken it."""
@@ -249,7 +270,7 @@ class Member(ABC):
         for message in self._link.receive(TICK_S if self._rounds.waiting else until_beat):
             if message.sender == COORDINATOR:
                 self._heard = self.time.now()
-                self._from_coordinator(message.header)
+                self._from_coordinator(TO_WORKER.decode(message.header))
             else:
                 self.bytes_received += 0 if message.payload is None else message.payload.nbytes
                 try:
@@ -278,80 +299,82 @@ class Member(ABC):
     def beat(self, *, sure: bool = False) -> None:
         """Says how far this worker is; surely, where no later beat would make up for a lost one."""
         self._last_beat = self.time.now()
-        header: Header = {
-            "t": "beat",
-            "a": self._identity.attempt,
-            "landed": self._joint.landed,
-            "progress": self.progress,
-        }
-        header |= {"bytes": self.bytes_sent + self.aside_bytes, "received": self.bytes_received}
-        header |= {"waiting": self._waiting_for(), "refused": self._rounds.refused + getattr(self._link, "refused", 0)}
-        self._link.send(COORDINATOR, header | {"sure": True} if sure else header)
+        beat = Beat(
+            attempt=self._identity.attempt,
+            landed=self._joint.landed,
+            progress=self.progress,
+            sent_bytes=self.bytes_sent + self.aside_bytes,
+            received_bytes=self.bytes_received,
+            waiting=self._waiting_for(),
+            refused=self._rounds.refused + getattr(self._link, "refused", 0),
+            sure=sure,
+        )
+        self._link.send(COORDINATOR, header_of(beat))
 
-    def _send(self, peer: int, header: Header, payload: memoryview | None) -> None:
+    def _send(self, peer: int, body: Body, payload: memoryview | None) -> None:
         self.bytes_sent += 0 if payload is None else payload.nbytes
-        self._link.send(peer, header, payload)
+        self._link.send(peer, header_of(body), payload)
 
-    def _tell_peer(self, peer: int, kind: str, header: Header, payload: memoryview | None) -> None:
-        self._send(peer, self._stamped(kind) | header, payload)
-
-    def _stamped(self, kind: str) -> Header:
-        return {"t": kind, "g": self._rounds.generation, "a": self._identity.attempt}
+    def _tell(self, peer: int, kind: Callable[..., Body], payload: memoryview | None = None, /, **fields: Any) -> None:
+        """Sends a message of this generation to another worker."""
+        stamp = {"generation": self._rounds.generation, "attempt": self._identity.attempt}
+        self._send(peer, kind(**stamp | fields), payload)
 
     # -- generations ------------------------------------------------------------------------------------------------
 
-    def _from_coordinator(self, header: Header) -> None:
-        kind = header["t"]
-        if kind == "prepare":
+    def _from_coordinator(self, body: Body) -> None:
+        if isinstance(body, Prepare):
             if not self._frozen:  # what is complete counts as landed: nobody will launch it again
                 self._pause()
             self._frozen = True
-            answer = {
-                "t": "prepared",
-                "a": self._identity.attempt,
-                "g": header["g"],
-                "landed": self._joint.landed,
-                "fresh": self._fresh or self._needs_state,
-                "since": self._since,
-                "digest": self.digest,
-            }
-            self._link.send(COORDINATOR, answer | self._told())
-        elif kind == "commit":
-            self._commit(header)
-        elif kind != "pong":
-            self._rejoin() if kind == "rejoin" else self.signals.put(Told(header))
+            answer = Prepared(
+                attempt=self._identity.attempt,
+                generation=body.generation,
+                landed=self._joint.landed,
+                fresh=self._fresh or self._needs_state,
+                since=self._since,
+                digest=self.digest,
+                table=self._answer_of_table(),
+            )
+            self._link.send(COORDINATOR, header_of(answer))
+        elif isinstance(body, Commit):
+            self._commit(body)
+        elif isinstance(body, Rejoin):
+            self._rejoin()
+        elif not isinstance(body, Pong):
+            self.signals.put(Told(body))
 
-    def _commit(self, header: Header) -> None:
+    def _commit(self, commit: Commit) -> None:
         me = self._identity.worker
-        mine = header["members"][str(me)]
-        attempts = {int(k): int(v["attempt"]) for k, v in header["members"].items()}
-        self._link.connect({int(k): v["address"] for k, v in header["members"].items() if int(k) != me})
-        reference, landed = self._agreed = int(header["reference"]), int(header["landed"])
+        mine = commit.members[me]
+        attempts = {worker: int(entry["attempt"]) for worker, entry in commit.members.items()}
+        self._link.connect({worker: entry["address"] for worker, entry in commit.members.items() if worker != me})
+        reference, landed = self._agreed = commit.reference, commit.landed
         earlier = self._rounds.members  # none yet in a run that goes on from a checkpoint
-        given_up = self._rounds.configure(int(header["g"]), attempts, self._over(landed))
+        given_up = self._rounds.configure(commit.generation, attempts, self._over(landed))
         self.residuals.share(earlier, stale="position" in mine)  # after the sums of rounds given up are undone
-        same = self._since == int(header["since"]) and self._holds(header)
+        same = self._since == commit.since and self._holds(commit)
         self._needs_state = me != reference and not same
-        self._since = self._since if self._needs_state else int(header["g"])
+        self._since = self._since if self._needs_state else commit.generation
         self._fresh = self._frozen = False
         if self._needs_state:
             self.donation.want(reference)
         self.signals.put(
             Formed(
-                generation=int(header["g"]),
+                generation=commit.generation,
                 members=self._rounds.members,
                 lead=me == self._rounds.members[0],
                 needs_state=self._needs_state,
-                restart=self._restarts(header),
+                restart=self._restarts(commit),
                 position=tuple(mine["position"]) if mine.get("position") else None,
                 steps=int(mine.get("steps", 0)),
                 first_loss=mine.get("first_loss"),
-                totals={int(k): int(v) for k, v in header["totals"].items()},
-                total_rows=int(header["rows"]),
-                group=header.get("group", {}),
+                totals=dict(commit.totals),
+                total_rows=commit.total_rows,
+                group=commit.group or {},
             )
         )
-        self._go_on(header, given_up)
+        self._go_on(commit, given_up)
         self._answer_wants()
         if not self._needs_state:
             self._synchronised()
@@ -367,24 +390,21 @@ class Member(ABC):
 
     # -- peers ------------------------------------------------------------------------------------------------------
 
-    def _understands(self, message: Message) -> bool:
-        return is_among_workers(message.header)
+    def _decode(self, message: Message) -> Any:
+        return AMONG_WORKERS.decode(message.header)
 
     def _from_peer(self, message: Message) -> None:
-        kind = message.header["t"]
-        if not self._understands(message):
-            raise ProtocolError(f"{reprlib.repr(message.header)} is nothing that workers say to each other")
-        if kind in ("part", "sum", "open"):
-            if not (self._frozen and message.header.get("g") == self._rounds.generation):
-                self._rounds.receive(message.sender, message.header, message.payload)
-        elif kind == "want":
-            self._wants = [*self._wants[-MOST_WANTS:], (int(message.header["g"]), message.sender)]
+        body, sender = self._decode(message), message.sender
+        if isinstance(body, Want):
+            self._wants = [*self._wants[-MOST_WANTS:], (body.generation, sender)]
             self._answer_wants()
-        elif kind == "state":
-            if not self._frozen and message.header.get("g") == self._rounds.generation:
-                self._take_state(message)
-        else:
-            self._receive(message)
+        elif isinstance(body, State):
+            if not self._frozen and body.generation == self._rounds.generation:
+                self._take_state(sender, body, message.payload)
+        elif not isinstance(body, self.of_rounds):
+            self._receive(sender, body, message.payload)
+        elif not (self._frozen and body.generation == self._rounds.generation):
+            self._rounds.receive(sender, body, message.payload)
 
     def _answer_wants(self) -> None:
         """Passes requests on to the main thread; one from a generation not heard of yet waits for its commit."""
@@ -393,15 +413,15 @@ class Member(ABC):
         for peer in now:
             self._asked(peer)
 
-    def _take_state(self, message: Message) -> None:
-        if not self._needs_state or message.payload is None:
+    def _take_state(self, sender: int, state: State, payload: memoryview | None) -> None:
+        if not self._needs_state or payload is None:
             return
-        data = self.donation.take(message.sender, message.header, message.payload)
+        data = self.donation.take(sender, state, payload)
         if data is None:
             return
         tree = self._trees.decode(data)
         if not isinstance(tree, dict) or not isinstance(tree.get("joint"), dict) or not self.fits(tree):
-            raise ProtocolError(f"worker {message.sender} sent a joint state that is not one")
+            raise ProtocolError(f"worker {sender} sent a joint state that is not one")
         if int(tree["joint"]["landed"]) < self._agreed[1]:
             return  # copied before this generation: rounds between are nobody's to launch again, a newer one comes
         old = None if self._joint.model is None else self._joint.model.clone()

@@ -23,7 +23,7 @@ from thinwire.exchange.signals import Landed, LeftOut
 from thinwire.exchange.snapshot import Snapshot
 from thinwire.parameters import Fragment
 from thinwire.protocol.identifiers import before, train_number
-from thinwire.protocol.messages import Header
+from thinwire.protocol.messages import Commit
 from thinwire.protocol.observation import Merged
 from thinwire.rules.finite import count_not_finite
 from thinwire.transport.ports import Link
@@ -85,15 +85,14 @@ class Mesh(Member):
     def _over(self, landed: int) -> Callable[[str], bool]:
         return lambda key: before(key, landed)
 
-    def _holds(self, header: Header) -> bool:
-        landed = int(header["landed"])
+    def _holds(self, commit: Commit) -> bool:
         if self._fresh or self._needs_state:
-            return landed == 0 and bool(header["digest"] == self.digest)
-        return self._joint.landed == landed
+            return commit.landed == 0 and commit.digest == self.digest
+        return self._joint.landed == commit.landed
 
-    def _go_on(self, header: Header, given_up: list[Launch]) -> None:
+    def _go_on(self, commit: Commit, given_up: list[Launch]) -> None:
         """Rounds that nobody landed start again; those that the reference landed are over."""
-        landed = int(header["landed"])
+        landed = commit.landed
         for round in [r for r in {*self._values, *self._contributed} if r < landed]:
             self._forget(round)
         self._ready = {}

@@ -6,7 +6,7 @@ import math
 from dataclasses import fields
 from typing import Any
 
-from thinwire.protocol.messages import form, is_count, is_number, is_text, is_truth, list_of, maybe, or_empty
+from thinwire.protocol.forms import form, is_count, is_number, is_text, is_truth, list_of, maybe, or_empty
 from thinwire.rules.compression import CODECS
 from thinwire.strategies import Setting
 

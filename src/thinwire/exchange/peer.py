@@ -22,7 +22,8 @@ from thinwire.exchange.rounds import Launch
 from thinwire.exchange.signals import Broken, Signal
 from thinwire.exchange.snapshot import Snapshot
 from thinwire.parameters import Fragment
-from thinwire.protocol.messages import COORDINATOR, Header
+from thinwire.protocol.forms import Body, header_of
+from thinwire.protocol.messages import COORDINATOR
 from thinwire.transport.ports import Link
 
 __all__ = ["Peer", "Identity", "TreeCodec"]
@@ -157,9 +158,9 @@ class Peer:
         """A tree as bytes, in the form of checkpoints."""
         return self._trees.encode(tree)
 
-    def report(self, header: Header, payload: memoryview | None = None) -> None:
+    def report(self, body: Body, payload: memoryview | None = None) -> None:
         """Tells the coordinator something."""
-        self.member.command(lambda: self._link.send(COORDINATOR, header, payload))
+        self.member.command(lambda: self._link.send(COORDINATOR, header_of(body), payload))
 
     def sent_aside(self, size_bytes: int) -> None:
         """What this worker has sent beside the exchange, in all."""

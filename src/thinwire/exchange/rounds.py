@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -27,8 +27,9 @@ from thinwire.exchange.notes import is_note
 from thinwire.exchange.round import BY_DESIGN, KNOWN, Chunk, Completed, Lane, Launch, Round, cut
 from thinwire.parameters import Fragment
 from thinwire.protocol.clock import Clock
+from thinwire.protocol.forms import Body
 from thinwire.protocol.identifiers import train_number
-from thinwire.protocol.messages import Header
+from thinwire.protocol.messages import Open, Part, Sum
 
 _log = logging.getLogger("thinwire.exchange")
 
@@ -39,9 +40,20 @@ MOST_OPEN = 64
 MOST_EARLY = 4096
 MOST_WEIGHT = 1e30
 
-Send = Callable[[int, Header, "memoryview | None"], None]
+Send = Callable[[int, Body, "memoryview | None"], None]
 Tell = Callable[[int, str, str, int], None]
 """Tells that values of a worker are not finite: in which round, of what, how many."""
+
+
+class OfChunk(TypedDict):
+    """What all messages of a chunk say."""
+
+    generation: int
+    attempt: int
+    round: str
+    span: tuple[int, int]
+    codec: str
+    chunk: int
 
 
 class _RefusedError(Exception):
@@ -73,7 +85,7 @@ class Rounds:
         self._open: dict[str, Round] = {}
         self._settled: list[str] = []
         self._completed: list[Completed] = []
-        self._early: list[tuple[int, Header, memoryview | None]] = []
+        self._early: list[tuple[int, Any, memoryview | None]] = []
         self.generation = 0
         self.members: tuple[int, ...] = ()
         self.attempts: dict[int, int] = {}
@@ -97,8 +109,8 @@ class Rounds:
         _log.info("generation %s has formed, of workers %s", generation, sorted(attempts))
         self.members = tuple(sorted(attempts))
         early, self._early = self._early, []
-        for sender, header, payload in early:
-            self.receive(sender, header, payload)
+        for sender, body, payload in early:
+            self.receive(sender, body, payload)
         return [Launch(r.key, r.fragment, r.lane.codec.name, r.values, r.weight, r.note) for r in given_up]
 
     def launch(self, own: Launch) -> bool:
@@ -124,7 +136,7 @@ class Rounds:
         owners = {chunk.owner for chunk in entry.chunks}
         for peer in self.members:  # who owns nothing of it would not hear of the round otherwise
             if peer != self._me and peer not in owners:
-                self._send(peer, self._header("open", entry, 0), None)
+                self._send(peer, Open(**self._stamp(entry, 0)), None)
         for index, chunk in enumerate(entry.chunks):
             if index in entry.done:
                 entry.missed(index)
@@ -163,10 +175,10 @@ class Rounds:
             found[entry.key] = sorted(missing)
         return found
 
-    def receive(self, sender: int, header: Header, payload: memoryview | None) -> None:
+    def receive(self, sender: int, body: Any, payload: memoryview | None) -> None:
         """Takes in a peer's message; what does not fit is refused and counted, never raised."""
         try:
-            self._receive(sender, header, payload)
+            self._receive(sender, body, payload)
         except _REFUSED:
             self.refused += 1
 
@@ -193,32 +205,30 @@ class Rounds:
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
-    def _receive(self, sender: int, header: Header, payload: memoryview | None) -> None:
-        generation = int(header["g"])
-        if generation > self.generation:
+    def _receive(self, sender: int, body: Open | Part | Sum, payload: memoryview | None) -> None:
+        if body.generation > self.generation:
             if len(self._early) >= MOST_EARLY:
                 raise _RefusedError("too many messages of a generation not heard of")
-            self._early.append((sender, header, payload))
+            self._early.append((sender, body, payload))
             return
-        if generation != self.generation or sender not in self.attempts or self.attempts[sender] != header["a"]:
+        if body.generation != self.generation or self.attempts.get(sender) != body.attempt:
             return  # an older generation, or a worker that was replaced: normal, and of no use
-        key, (start, stop), name = str(header["r"]), header["s"], str(header["k"])
+        key, (start, stop) = body.round, body.span
         if key in self._settled:
             return
         entry = self._open.get(key)
         if entry is None:
-            if not 0 <= int(start) < int(stop) <= self._longest or len(self.wanted()) >= MOST_OPEN:
+            if not 0 <= start < stop <= self._longest or len(self.wanted()) >= MOST_OPEN:
                 raise _RefusedError(f"round {key} of {start} to {stop}")
-            entry = self._add(key, Fragment(int(start), int(stop)), name)
-        elif entry.fragment != (start, stop) or entry.lane.codec.name != name:
+            entry = self._add(key, Fragment(start, stop), body.codec)
+        elif entry.fragment != (start, stop) or entry.lane.codec.name != body.codec:
             raise _RefusedError(f"round {key} is of {entry.fragment} in {entry.lane.codec.name}")
-        index = int(header["c"])
-        if not 0 <= index < len(entry.chunks):
-            raise _RefusedError(f"chunk {index} of {len(entry.chunks)}")
-        if header["t"] == "part":
-            self._take_part(entry, index, sender, header, payload)
-        elif header["t"] == "sum":
-            self._take_sum(entry, index, sender, header, payload)
+        if body.chunk >= len(entry.chunks):
+            raise _RefusedError(f"chunk {body.chunk} of {len(entry.chunks)}")
+        if isinstance(body, Part):
+            self._take_part(entry, sender, body, payload)
+        elif isinstance(body, Sum):
+            self._take_sum(entry, sender, body, payload)
 
     def _add(self, key: str, fragment: Fragment, codec_name: str) -> Round:
         lane = self._lane(key, codec_name)
@@ -231,32 +241,31 @@ class Rounds:
     def _cut(self, fragment: Fragment, lane: Lane) -> tuple[Chunk, ...]:
         return cut(fragment, self.members, lane.codec.bits)
 
-    def _header(self, kind: str, entry: Round, index: int) -> Header:
+    def _stamp(self, entry: Round, index: int) -> OfChunk:
+        """What all messages of a chunk say."""
         return {
-            "t": kind,
-            "g": self.generation,
-            "a": self.attempts.get(self._me, 0),
-            "r": entry.key,
-            "s": list(entry.fragment),
-            "k": entry.lane.codec.name,
-            "c": index,
+            "generation": self.generation,
+            "attempt": self.attempts.get(self._me, 0),
+            "round": entry.key,
+            "span": (entry.fragment.start, entry.fragment.stop),
+            "codec": entry.lane.codec.name,
+            "chunk": index,
         }
 
     def _send_part(self, entry: Round, index: int) -> None:
-        header = self._header("part", entry, index) | {"w": entry.weight}
-        if entry.chunks[index].first:
-            header["n"] = entry.note
+        note = entry.note if entry.chunks[index].first else None
+        part = Part(**self._stamp(entry, index), weight=entry.weight, note=note)
         packed = entry.pack(index)
         entry.size_bytes += 0 if packed is None else packed.numel()
-        self._send(entry.chunks[index].owner, header, _payload(packed))
+        self._send(entry.chunks[index].owner, part, _payload(packed))
 
-    def _take_part(self, entry: Round, index: int, sender: int, header: Header, payload: memoryview | None) -> None:
-        weight = float(header["w"])
+    def _take_part(self, entry: Round, sender: int, part: Part, payload: memoryview | None) -> None:
+        index, weight = part.chunk, part.weight
         known = weight == KNOWN and train_number(entry.key) is None
         if entry.chunks[index].owner != self._me or not (known or 0.0 <= weight <= MOST_WEIGHT):
             raise _RefusedError(f"part {index} of {entry.key}")
         packed = _packed(payload, entry.lane.codec.size_bytes(entry.size(index))) if weight else None
-        note = _note(header["n"]) if "n" in header else None
+        note = None if part.note is None else _note(part.note)
         if index in entry.done:
             return  # it came after the quorum's grace time
         entry.parts.setdefault(index, {})[sender] = (weight, packed)
@@ -265,14 +274,14 @@ class Rounds:
         self._try_sum(entry, index)
         self._try_complete(entry)
 
-    def _take_sum(self, entry: Round, index: int, sender: int, header: Header, payload: memoryview | None) -> None:
+    def _take_sum(self, entry: Round, sender: int, sum: Sum, payload: memoryview | None) -> None:
+        index = sum.chunk
         if entry.chunks[index].owner != sender or index in entry.done:
             raise _RefusedError(f"sum {index} of {entry.key} from {sender}")
         size = entry.size(index)
-        counted, dropped = {int(i) for i in header["i"]}, {int(i) for i in header.get("x", ())}
-        notes = {int(k): _note(v) for k, v in header["n"].items()} if "n" in header else {}
+        notes = {worker: _note(note) for worker, note in (sum.notes or {}).items()}
         mean = entry.piece(entry.mean, index)  # not zeroed before: touching all of it would hold up the first send
-        if header.get("e"):
+        if sum.empty:
             mean.zero_()
             entry.empty.add(index)
         else:
@@ -282,9 +291,9 @@ class Rounds:
                 raise _RefusedError(f"sum {index} of {entry.key} from {sender} is not finite")
             entry.lane.codec.decode(packed, size, out=mean)
         entry.done.add(index)
-        entry.dropped |= dropped
+        entry.dropped |= set(sum.dropped)
         entry.notes.update(notes)
-        self._note_late(entry, index, counted)
+        self._note_late(entry, index, set(sum.counted))
         self._try_complete(entry)
 
     def _try_sum(self, entry: Round, index: int) -> None:
@@ -298,23 +307,26 @@ class Rounds:
 
     def _sum(self, entry: Round, index: int) -> None:
         parts = entry.parts.pop(index)
-        header = self._header("sum", entry, index) | {"i": sorted(parts)}
-        if entry.chunks[index].first:
-            header["n"] = {str(k): v for k, v in entry.notes.items() if k in parts}
+        notes = {worker: note for worker, note in entry.notes.items() if worker in parts}
         packed = entry.sum(index, parts)
         if entry.flaws:
-            header["x"] = sorted(entry.flaws)
             entry.dropped |= set(entry.flaws)
             for worker, values in sorted(entry.flaws.items()):
                 self._tell(worker, entry.key, "contribution", values)
         if packed is None:
-            header["e"] = True
             entry.piece(entry.mean, index).zero_()
             entry.empty.add(index)
         entry.done.add(index)
+        sum = Sum(
+            **self._stamp(entry, index),
+            counted=sorted(parts),
+            notes=notes if entry.chunks[index].first else None,
+            dropped=tuple(sorted(entry.flaws)),
+            empty=packed is None,
+        )
         for peer in self.members:
             if peer != self._me:
-                self._send(peer, dict(header), _payload(packed))
+                self._send(peer, sum, _payload(packed))
                 entry.size_bytes += 0 if packed is None else packed.numel()
         self._note_late(entry, index, set(parts))
 

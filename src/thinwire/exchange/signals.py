@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from thinwire.parameters import Fragment
-from thinwire.protocol.messages import Header
+from thinwire.protocol.forms import Body
 
 
 class LeftError(Exception):
@@ -128,7 +128,7 @@ class Asked(NamedTuple):
 class Told(NamedTuple):
     """The coordinator says something."""
 
-    header: Header
+    body: Body
 
 
 class Broken(NamedTuple):

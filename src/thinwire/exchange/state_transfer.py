@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from thinwire.protocol.chunks import Reassembly, pieces
 from thinwire.protocol.clock import Clock
-from thinwire.protocol.messages import Header
+from thinwire.protocol.messages import State, Want
 
 WANT_S = 5.0
 """Without a piece for so long, what was asked for is asked for again: then after twice as long."""
@@ -15,7 +15,7 @@ WANT_S = 5.0
 class StateTransfer:
     """What one worker gives, and what it waits for; `tell` sends a message of a kind to a peer."""
 
-    def __init__(self, tell: Callable[[int, str, Header, memoryview | None], None], clock: Clock) -> None:
+    def __init__(self, tell: Callable[..., None], clock: Clock) -> None:
         self._tell, self._clock = tell, clock
         self._given = 0
         self._from = -1
@@ -29,7 +29,7 @@ class StateTransfer:
         """
         self._given += 1
         for index, count, piece in pieces(data):
-            self._tell(peer, "state", {"i": index, "n": count, "d": self._given, "g": generation}, piece)
+            self._tell(peer, State, piece, generation=generation, index=index, count=count, number=self._given)
 
     def want(self, giver: int) -> None:
         """Asks for it."""
@@ -42,15 +42,15 @@ class StateTransfer:
             self._patience_s *= 2
             self._ask()
 
-    def take(self, sender: int, header: Header, payload: memoryview) -> bytes | None:
+    def take(self, sender: int, state: State, payload: memoryview) -> bytes | None:
         """A piece; the whole with the last one."""
-        if sender != self._from or int(header["d"]) < self._parcel.name:
+        if sender != self._from or state.number < self._parcel.name:
             return None
         self._since = self._clock()
-        if int(header["d"]) > self._parcel.name:
-            self._parcel = Reassembly(int(header["d"]))
-        return self._parcel.add(int(header["i"]), int(header["n"]), payload)
+        if state.number > self._parcel.name:
+            self._parcel = Reassembly(state.number)
+        return self._parcel.add(state.index, state.count, payload)
 
     def _ask(self) -> None:
         self._since = self._clock()
-        self._tell(self._from, "want", {}, None)
+        self._tell(self._from, Want)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from thinwire import __version__
 from thinwire.errors import ProtocolError
-
-if TYPE_CHECKING:
-    from thinwire.protocol.messages import Header
+from thinwire.protocol.messages import Join
+from thinwire.version import __version__
 
 PROTOCOL = 3
 """Of all messages of a run. It grows with every change that an older thinwire would misunderstand, and only here."""
@@ -24,20 +22,21 @@ def hello() -> dict[str, Any]:
     return {"host": socket.gethostname(), "pid": os.getpid(), "thinwire": __version__, "protocol": PROTOCOL}
 
 
-def check_hello(worker: int, header: Header) -> None:
+def check_hello(worker: int, join: Join) -> None:
     """Nothing, where both speak one protocol.
 
     Raises:
         ProtocolError: The worker runs a thinwire that this one cannot train with.
     """
-    theirs, version = header.get("protocol"), str(header.get("thinwire", "of an unknown version"))
-    who = f"worker {worker} on {header.get('host', 'an unknown host')} (pid {header.get('pid', '?')})"
-    if theirs != PROTOCOL:
-        spoken = "none that it names" if theirs is None else theirs
+    who = f"worker {worker} on {join.host or 'an unknown host'} (pid {join.pid or '?'})"
+    if join.protocol != PROTOCOL:
+        spoken = "none that it names" if join.protocol is None else join.protocol
         raise ProtocolError(
-            f"{who} runs thinwire {version}, whose protocol is {spoken}; the driver runs thinwire {__version__}, whose "
-            f"protocol is {PROTOCOL}. All must speak the same one. Install thinwire {__version__} there, or the "
+            f"{who} runs thinwire {join.thinwire}, whose protocol is {spoken}; the driver runs thinwire {__version__}, "
+            f"whose protocol is {PROTOCOL}. All must speak the same one. Install thinwire {__version__} there, or the "
             "worker's version here."
         )
-    if version != __version__:
-        _log.warning("%s runs thinwire %s and the driver %s; they understand each other", who, version, __version__)
+    if join.thinwire != __version__:
+        _log.warning(
+            "%s runs thinwire %s and the driver %s; they understand each other", who, join.thinwire, __version__
+        )

@@ -1,90 +1,67 @@
-"""Messages between the coordinator and workers, and among workers: every kind with its fields and their limits.
+"""Messages between the coordinator and workers, and among workers: a dataclass for each, in the order of its header.
 
-The receiver refuses a message that does not have the form of its kind, so that one faulty worker cannot end the run.
+`header_of` makes the header of a message; the four tables at the end, by sender and receiver, read one. Letters between
+an agent and the short tasks of Spark are in `thinwire.exchange.spark`.
 """
 
 from __future__ import annotations
 
-import math
 import re
 import types
-from collections.abc import Callable, Mapping
-from dataclasses import fields
-from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from thinwire import events
+from thinwire.protocol.forms import (
+    Check,
+    Field,
+    Header,
+    Kinds,
+    by_number,
+    form,
+    is_count,
+    is_number,
+    is_pair,
+    is_real,
+    is_table,
+    is_text,
+    is_truth,
+    list_of,
+    maybe,
+    or_empty,
+    table_of,
+)
 from thinwire.rules.compression import CODECS
 
 COORDINATOR = -1
 """The coordinator's number among peers."""
 ANY_ATTEMPT = -1
 """In place of an attempt's number: whichever attempt is there."""
-
-Header = dict[str, Any]
-"""A message's JSON part. Its "t" names the kind of message."""
+MOST_PIECES = 1 << 20
+"""Of a result, and of each of its pieces."""
 
 
 class Message(NamedTuple):
-    """One message: its sender, its header, and a payload of raw bytes where it has one."""
+    """One message on its way: its sender, its header, and a payload of raw bytes where it has one."""
 
     sender: int
     header: Header
     payload: memoryview | None = None
 
 
-Check = Callable[[Any], bool]
-_MOST = 2**63
-MOST_PIECES = 1 << 20
-"""Of a result, and of each of its pieces."""
+# -- checks of single fields ------------------------------------------------------------------------------------------
+
 _ADDRESS = re.compile(
     r"tcp://([A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}|(memory:)?[0-9]{1,18}\.[0-9]{1,18}"
 )
 """Of a socket; of a queue in this process, or of an agent that Spark's jobs visit, by worker and attempt."""
 _MEETING = re.compile(r"[A-Za-z0-9._\[\]:-]{1,255}:[0-9.]{1,40}")
 _SAVE = re.compile(r"[0-9]{1,18}-(final|step-[0-9]{1,18})")
-_TOLD = (
-    events.RoundLanded,
-    events.SettingChanged,
-    events.Tried,
-    events.HandedOver,
-    events.Rejoined,
-    events.CheckpointFailed,
-    events.NonFinite,
-)
-TOLD = {kind.kind: kind for kind in _TOLD}
-"""Events that workers tell of."""
-
-
-def is_count(value: Any) -> bool:
-    """Whether this is a whole number from 0 to 2⁶³.
-
-    >>> is_count(3), is_count(True), is_count(3.0), is_count(-1), is_count(10**30)
-    (True, False, False, False, False)
-    """
-    return type(value) is int and 0 <= value < _MOST
-
-
-def is_number(value: Any) -> bool:
-    """Whether this is a number, finite or not."""
-    return type(value) is float or (type(value) is int and abs(value) < _MOST)
-
-
-def is_text(value: Any) -> bool:
-    """Whether this is a text."""
-    return isinstance(value, str)
-
-
-def is_real(value: Any) -> bool:
-    """Whether this is a finite number.
-
-    >>> is_real(0.5), is_real(float("nan")), is_real(10**400)
-    (True, False, False)
-    """
-    return is_number(value) and math.isfinite(value)
 
 
 def is_address(value: Any) -> bool:
-    """Whether a worker may be reached there, as far as the form goes.
+    """Whether the form is that of an address at which workers can be reached.
 
     >>> is_address("tcp://10.0.0.7:41234"), is_address("ipc:///tmp/x")
     (True, False)
@@ -92,74 +69,36 @@ def is_address(value: Any) -> bool:
     return is_text(value) and bool(_ADDRESS.fullmatch(value))
 
 
-def _meeting(value: Any) -> bool:
+def _is_meeting(value: Any) -> bool:
     return is_text(value) and bool(_MEETING.fullmatch(value))
 
 
-def is_truth(value: Any) -> bool:
-    """Whether this is true or false."""
-    return isinstance(value, bool)
-
-
-def is_table(value: Any) -> bool:
-    """Whether this is a JSON object."""
-    return isinstance(value, dict)
-
-
-def maybe(check: Check) -> Check:
-    """A check that also takes null."""
-    return lambda value: value is None or check(value)
-
-
-def list_of(check: Check) -> Check:
-    """A check of a list, item by item."""
-    return lambda value: isinstance(value, list) and all(map(check, value))
-
-
-def table_of(check: Check) -> Check:
-    """A check of a JSON object, value by value."""
-    return lambda value: isinstance(value, dict) and all(map(check, value.values()))
-
-
-def _pair(value: Any) -> bool:
-    return list_of(is_count)(value) and len(value) == 2
-
-
-def form(needed: Mapping[str, Check], **more: Check) -> Check:
-    """A check of a JSON object that has the needed fields, and may have the others."""
-
-    def check(value: Any) -> bool:
-        if not isinstance(value, dict) or not all(name in value and fits(value[name]) for name, fits in needed.items()):
-            return False
-        return all(fits(value[name]) for name, fits in more.items() if name in value)
-
-    return check
-
-
-def or_empty(check: Check) -> Check:
-    """A check that also takes null and an empty object."""
-    return lambda value: value is None or value == {} or check(value)
-
-
-def _checkpoint(value: Any) -> bool:
+def _is_checkpoint(value: Any) -> bool:
     return is_text(value) and bool(_SAVE.fullmatch(value))
 
 
-def _within(header: Header, number: str, count: str) -> bool:
-    return bool(header[number] < header[count] <= MOST_PIECES)
+def _is_codec(value: Any) -> bool:
+    return is_text(value) and value in CODECS
 
 
-def _shard(value: Any) -> bool:
+def _is_anything(value: Any) -> bool:
+    return True
+
+
+def _is_shard(value: Any) -> bool:
     return value in ("train", "validation")
 
 
-def _servers(value: Any) -> bool:
-    """Checkpoints by server, whose number is a key of JSON."""
-    return table_of(list_of(_pair))(value) and all(key.isascii() and key.isdigit() and len(key) < 10 for key in value)
+def _is_piece(value: Any) -> bool:
+    return is_count(value) and value < 2**31
 
 
-_PROGRESS = form(
-    {"steps": is_count, "rows": is_count, "position": _pair, "busy": is_number, "gap_s": is_number},
+def _or_nothing(value: dict[str, Any] | None) -> dict[str, Any]:
+    return value or {}
+
+
+_is_progress = form(
+    {"steps": is_count, "rows": is_count, "position": is_pair, "busy": is_number, "gap_s": is_number},
     loss=maybe(is_number),
     first_loss=maybe(is_number),
     stepped_s=is_number,
@@ -169,7 +108,7 @@ _PROGRESS = form(
     score=is_count,
     note=is_table,
 )
-_MORE = form(
+_is_answer = form(
     {
         "since": is_count,
         "line": is_count,
@@ -177,11 +116,651 @@ _MORE = form(
         "due": list_of(is_count),
         "still": list_of(is_count),
     },
-    kept=_servers,
-    went=_pair,
+    kept=by_number(list_of(is_pair)),
+    went=is_pair,
 )
-_RESULT = form({"part": is_count, "chunk": is_count, "chunks": is_count, "i": is_count, "n": is_count})
-_A_PART = form({"name": is_text, "size_bytes": is_count, "digest": is_text})
+_is_part = form({"name": is_text, "size_bytes": is_count, "digest": is_text})
+_is_member = form(
+    {"address": is_address, "attempt": is_count},
+    position=maybe(is_pair),
+    steps=is_count,
+    first_loss=maybe(is_number),
+)
+_is_group = form({"n": is_count}, at=maybe(_is_meeting))
+
+
+def _pair(value: list[int]) -> tuple[int, int]:
+    return value[0], value[1]
+
+
+def _by_worker(value: dict[str, Any]) -> dict[int, Any]:
+    return {int(worker): entry for worker, entry in value.items()}
+
+
+def _by_text(value: Mapping[int, Any]) -> dict[str, Any]:
+    return {str(worker): entry for worker, entry in value.items()}
+
+
+Pair = tuple[int, int]
+Note = dict[str, Any]
+"""What a worker says beside its contribution to a round: see `thinwire.exchange.notes`, which checks it."""
+
+# -- fields that several messages have --------------------------------------------------------------------------------
+
+Attempt = Annotated[int, Field("a", is_count)]
+Generation = Annotated[int, Field("g", is_count)]
+Landed = Annotated[int, Field("landed", is_count)]
+Steps = Annotated[int, Field("steps", is_count)]
+Rows = Annotated[int, Field("rows", is_count)]
+RoundKey = Annotated[str, Field("r", is_text)]
+Span = Annotated[Pair, Field("s", is_pair, _pair, list)]
+"""First and last value of a fragment of the model."""
+CodecName = Annotated[str, Field("k", _is_codec)]
+ChunkNumber = Annotated[int, Field("c", is_count)]
+Weight = Annotated[float, Field("w", is_real, float)]
+OwnNote = Annotated[Note, Field("n", is_table)]
+Notes = Annotated[dict[int, Note], Field("n", by_number(is_table), _by_worker, _by_text)]
+Key = Annotated[int, Field("k", is_count)]
+"""The number of a tuple in a table."""
+Name = Annotated[Pair, Field("p", is_pair, _pair, list)]
+"""A publication of a table: the generation in which it was announced, and its number there."""
+
+# -- from a worker to the coordinator ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Join:
+    """A worker asks for a seat."""
+
+    tag: ClassVar[str] = "join"
+    attempt: Attempt
+    address: Annotated[str, Field("address", is_address)]
+    host: Annotated[str, Field("host", is_text)] = "?"
+    pid: Annotated[int, Field("pid", is_count)] = 0
+    thinwire: Annotated[str, Field("thinwire", is_text)] = "of an unknown version"
+    protocol: Annotated[Any, Field("protocol", _is_anything)] = None
+    rows: Annotated[int | None, Field("rows", is_count)] = None
+    """Its training rows; None where it could not read them."""
+    meets: Annotated[str | None, Field("meets", maybe(_is_meeting))] = None
+    """Where the members of its group meet, where it is the first of one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetch:
+    """A worker that has yet to join wants a piece of its rows."""
+
+    tag: ClassVar[str] = "fetch"
+    attempt: Attempt
+    name: Annotated[str, Field("name", _is_shard)]
+    index: Annotated[int, Field("i", _is_piece)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat:
+    """A worker lives, and this is how far it is."""
+
+    tag: ClassVar[str] = "beat"
+    attempt: Attempt
+    landed: Landed
+    progress: Annotated[dict[str, Any], Field("progress", or_empty(_is_progress), _or_nothing)]
+    """Empty until a worker that took another's place has begun to step."""
+    sent_bytes: Annotated[int, Field("bytes", is_count)]
+    received_bytes: Annotated[int, Field("received", is_count)]
+    waiting: Annotated[dict[str, list[int]], Field("waiting", table_of(list_of(is_count)))]
+    """Its open rounds, and the workers that each still misses something from."""
+    refused: Annotated[int, Field("refused", is_count)]
+    sure: Annotated[bool, Field("sure", is_truth)] = False
+    """Whether no later heartbeat would make up for a lost one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """The answer to `Prepare`."""
+
+    tag: ClassVar[str] = "prepared"
+    attempt: Attempt
+    generation: Generation
+    landed: Landed
+    fresh: Annotated[bool, Field("fresh", is_truth)]
+    """Whether it has yet to take the joint state over."""
+    since: Annotated[int, Field("since", is_count)]
+    """The newest generation in which it held what all held."""
+    digest: Annotated[str, Field("digest", is_text)]
+    table: Annotated[dict[str, Any] | None, Field("more", or_empty(_is_answer))] = None
+    """What it says of the table's tuples (`thinwire.exchange.table.plan.Answer`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """Sums over a worker's validation rows."""
+
+    tag: ClassVar[str] = "evaluated"
+    attempt: Attempt
+    number: Annotated[int, Field("p", is_count)]
+    sums: Annotated[dict[str, float], Field("sums", table_of(is_number))]
+    weights: Annotated[dict[str, float], Field("weights", table_of(is_number))]
+    rows: Rows
+    steps: Steps
+    done: Annotated[int, Field("done", is_count)]
+    """Training rows that the worker has done."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caught:
+    """A worker has taken the joint state over; it has no part in publications up to this one."""
+
+    tag: ClassVar[str] = "caught"
+    attempt: Attempt
+    published: Annotated[int, Field("published", is_count)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """A worker has written its parts of a checkpoint."""
+
+    tag: ClassVar[str] = "saved"
+    attempt: Attempt
+    name: Annotated[str, Field("name", _is_checkpoint)]
+    parts: Annotated[list[dict[str, Any]], Field("parts", list_of(_is_part))]
+    steps: Steps
+    fails: Annotated[bool, Field("fails", is_truth)]
+    """Whether its last steps were not taken, since their gradients were not finite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """A worker's rows are done."""
+
+    tag: ClassVar[str] = "finished"
+    attempt: Attempt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreed:
+    """A worker knows the final model; lost workers are no longer replaced."""
+
+    tag: ClassVar[str] = "agreed"
+    attempt: Attempt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """A worker has ended an epoch of its rows."""
+
+    tag: ClassVar[str] = "epoch"
+    attempt: Attempt
+    epoch: Annotated[int, Field("epoch", is_count)]
+    rows: Rows
+    loss: Annotated[float | None, Field("loss", maybe(is_number))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Happened:
+    """An event for the run's log, by its kind and fields."""
+
+    tag: ClassVar[str] = "event"
+    attempt: Attempt
+    kind: Annotated[str, Field("kind", is_text)]
+    fields: Annotated[dict[str, Any], Field("fields", is_table)]
+
+    @property
+    def is_possible(self) -> bool:
+        return _is_event(self.kind, self.fields)
+
+    @property
+    def type(self) -> type[events.Event] | None:
+        """The event's class; None for one of another version of thinwire."""
+        return TOLD.get(self.kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """A worker's error."""
+
+    tag: ClassVar[str] = "failed"
+    attempt: Attempt
+    kind: Annotated[str, Field("kind", is_text)]
+    """The error's class."""
+    error: Annotated[str, Field("error", is_text)]
+    traceback: Annotated[str, Field("traceback", is_text)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A piece of the model that a run gives back."""
+
+    tag: ClassVar[str] = "result"
+    attempt: Attempt
+    part: Annotated[int, Field("part", is_count)]
+    """The number of the worker in its group, whose part of the model this is."""
+    index: Annotated[int, Field("i", is_count)]
+    count: Annotated[int, Field("n", is_count)]
+    chunk: Annotated[int, Field("chunk", is_count)]
+    chunks: Annotated[int, Field("chunks", is_count)]
+
+    @property
+    def is_possible(self) -> bool:
+        return self.index < self.count <= MOST_PIECES and self.chunk < self.chunks <= MOST_PIECES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Apart:
+    """A worker has lost the other members of its group."""
+
+    tag: ClassVar[str] = "apart"
+    attempt: Attempt
+    meeting: Annotated[int, Field("n", is_count)]
+    """The last meeting of the group that it was at."""
+    why: Annotated[str, Field("why", is_text)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bye:
+    """A worker's last word."""
+
+    tag: ClassVar[str] = "bye"
+    attempt: Attempt
+
+
+# -- from the coordinator to a worker ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pong:
+    """The coordinator lives."""
+
+    tag: ClassVar[str] = "pong"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """An earlier attempt holds this worker's seat, and is needed there."""
+
+    tag: ClassVar[str] = "wait"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejoin:
+    """The worker's seat was given up, and it may ask for it again."""
+
+    tag: ClassVar[str] = "rejoin"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leave:
+    """The worker is to end."""
+
+    tag: ClassVar[str] = "leave"
+    why: Annotated[str, Field("why", is_text)]
+    done: Annotated[bool, Field("done", is_truth)] = False
+    """Whether its work is done; otherwise another has taken its place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A piece of a worker's rows."""
+
+    tag: ClassVar[str] = "piece"
+    name: Annotated[str, Field("name", is_text)]
+    index: Annotated[int, Field("i", is_count)]
+    count: Annotated[int, Field("n", is_count)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepare:
+    """A generation is about to form: a worker merges nothing more until it has."""
+
+    tag: ClassVar[str] = "prepare"
+    generation: Generation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """A generation has formed."""
+
+    tag: ClassVar[str] = "commit"
+    generation: Generation
+    members: Annotated[dict[int, dict[str, Any]], Field("members", by_number(_is_member), _by_worker, _by_text)]
+    """By worker its address and attempt, and where a predecessor left off."""
+    reference: Annotated[int, Field("reference", is_count)]
+    """The member that holds the newest joint state."""
+    landed: Landed
+    digest: Annotated[str, Field("digest", is_text)]
+    since: Annotated[int, Field("since", is_count)]
+    tables: Annotated[dict[int, dict[str, Any]], Field("more", by_number(_is_answer), _by_worker, _by_text)]
+    """What members said of the table's tuples."""
+    total_rows: Annotated[int, Field("rows", is_count)]
+    totals: Annotated[dict[int, int], Field("totals", by_number(is_count), _by_worker, _by_text)]
+    """Rows that each worker has done."""
+    group: Annotated[dict[str, Any] | None, Field("group", _is_group)] = None
+    """How often the receiver's group has come together, and where it meets."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What became of an evaluation."""
+
+    tag: ClassVar[str] = "verdict"
+    number: Annotated[int, Field("p", is_count)]
+    best: Annotated[bool, Field("best", is_truth)]
+    stop: Annotated[str | None, Field("stop", maybe(is_text))]
+    """Why the run is to end, where it is."""
+    metrics: Annotated[dict[str, float], Field("metrics", table_of(is_number))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """The first worker is to end the run at its next round."""
+
+    tag: ClassVar[str] = "stop"
+    why: Annotated[str, Field("why", is_text)]
+    save: Annotated[bool, Field("save", is_truth)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stand:
+    """A worker of the same group was lost."""
+
+    tag: ClassVar[str] = "stand"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conclude:
+    """All rows are done: the run ends once these rounds have landed."""
+
+    tag: ClassVar[str] = "conclude"
+    landed: Landed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """The driver has the model."""
+
+    tag: ClassVar[str] = "done"
+
+
+# -- among workers ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Open:
+    """A round has begun, of which the receiver sums nothing."""
+
+    tag: ClassVar[str] = "open"
+    generation: Generation
+    attempt: Attempt
+    round: RoundKey
+    span: Span
+    codec: CodecName
+    chunk: ChunkNumber
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A worker's contribution to a chunk of a round, for the worker that sums it."""
+
+    tag: ClassVar[str] = "part"
+    generation: Generation
+    attempt: Attempt
+    round: RoundKey
+    span: Span
+    codec: CodecName
+    chunk: ChunkNumber
+    weight: Weight
+    note: Annotated[Note | None, Field("n", is_table)] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sum:
+    """The mean of a chunk, from the worker that sums it."""
+
+    tag: ClassVar[str] = "sum"
+    generation: Generation
+    attempt: Attempt
+    round: RoundKey
+    span: Span
+    codec: CodecName
+    chunk: ChunkNumber
+    counted: Annotated[list[int], Field("i", list_of(is_count))]
+    """The workers whose contributions are in it."""
+    notes: Annotated[dict[int, Note] | None, Field("n", by_number(is_table), _by_worker, _by_text)] = None
+    dropped: Annotated[tuple[int, ...], Field("x", list_of(is_count), tuple, list)] = ()
+    """The workers whose contributions were not finite."""
+    empty: Annotated[bool, Field("e", is_truth)] = False
+    """Whether nobody contributed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Want:
+    """A worker needs the joint state."""
+
+    tag: ClassVar[str] = "want"
+    generation: Generation
+    attempt: Attempt
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """A piece of the joint state, for a worker that asked for it."""
+
+    tag: ClassVar[str] = "state"
+    generation: Generation
+    attempt: Attempt
+    index: Annotated[int, Field("i", is_count)]
+    count: Annotated[int, Field("n", is_count)]
+    number: Annotated[int, Field("d", is_count)]
+    """All pieces of one state have the same number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """A worker's contribution to a tuple."""
+
+    tag: ClassVar[str] = "update"
+    generation: Generation
+    attempt: Attempt
+    key: Key
+    number: Annotated[int, Field("n", is_count)]
+    weight: Weight
+    rate: Annotated[float | None, Field("rate", maybe(is_real))]
+    over: Annotated[bool, Field("over", is_truth)]
+    """Whether nobody knows if an earlier line of the table had it: it counts for nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """What a contribution has made of a tuple."""
+
+    tag: ClassVar[str] = "reply"
+    generation: Generation
+    attempt: Attempt
+    key: Key
+    number: Annotated[int, Field("n", is_count)]
+    version: Annotated[int, Field("v", is_count)]
+    to: Annotated[int, Field("to", is_count)]
+    """The attempt that contributed."""
+    empty: Annotated[bool, Field("e", is_truth)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Get:
+    """A worker wants a tuple as it is now."""
+
+    tag: ClassVar[str] = "get"
+    generation: Generation
+    attempt: Attempt
+    key: Key
+
+
+@dataclass(frozen=True, kw_only=True)
+class Value:
+    """A tuple as it is now."""
+
+    tag: ClassVar[str] = "value"
+    generation: Generation
+    attempt: Attempt
+    key: Key
+
+
+@dataclass(frozen=True, kw_only=True)
+class Move:
+    """A tuple comes to its new host."""
+
+    tag: ClassVar[str] = "move"
+    generation: Generation
+    attempt: Attempt
+    key: Key
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moved:
+    """A tuple has come to its new host."""
+
+    tag: ClassVar[str] = "moved"
+    generation: Generation
+    attempt: Attempt
+    key: Key
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy:
+    """A checkpoint of a tuple, for the neighbour that would take over."""
+
+    tag: ClassVar[str] = "copy"
+    generation: Generation
+    attempt: Attempt
+    key: Key
+    mark: Annotated[Pair, Field("v", is_pair, _pair, list)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """The first worker announces a publication of the table."""
+
+    tag: ClassVar[str] = "mark"
+    generation: Generation
+    attempt: Attempt
+    name: Name
+    note: OwnNote
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """A tuple, as it is published."""
+
+    tag: ClassVar[str] = "page"
+    generation: Generation
+    attempt: Attempt
+    key: Key
+    name: Name
+    whole: Annotated[bool, Field("whole", is_truth)]
+    """Whether it is to be saved, with all its state."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Have:
+    """A worker has all pages of a publication."""
+
+    tag: ClassVar[str] = "have"
+    generation: Generation
+    attempt: Attempt
+    name: Name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Go:
+    """All workers have all pages of a publication."""
+
+    tag: ClassVar[str] = "go"
+    generation: Generation
+    attempt: Attempt
+    name: Name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noted:
+    """How far a worker is, for the first one."""
+
+    tag: ClassVar[str] = "note"
+    generation: Generation
+    attempt: Attempt
+    note: OwnNote
+
+
+@dataclass(frozen=True, kw_only=True)
+class Idle:
+    """Whether a worker's rows are done: nobody waits for its contributions then."""
+
+    tag: ClassVar[str] = "done"
+    generation: Generation
+    attempt: Attempt
+    done: Annotated[bool, Field("d", is_truth)]
+
+
+# -- rounds that Spark sums -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launched:
+    """A worker's contribution to a round, for the driver."""
+
+    tag: ClassVar[str] = "launched"
+    generation: Generation
+    attempt: Attempt
+    round: RoundKey
+    span: Span
+    codec: CodecName
+    chunk: ChunkNumber
+    weight: Weight
+    note: OwnNote
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparkOpen:
+    """Another worker has launched a round."""
+
+    tag: ClassVar[str] = "open"
+    generation: Generation
+    round: RoundKey
+    span: Span
+    codec: CodecName
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparkSum:
+    """The mean of a round."""
+
+    tag: ClassVar[str] = "sum"
+    generation: Generation
+    round: RoundKey
+    span: Span
+    codec: CodecName
+    packing: Annotated[str, Field("m", _is_codec)]
+    """The codec of the mean."""
+    notes: Notes
+    dropped: Annotated[tuple[int, ...], Field("x", list_of(is_count), tuple, list)]
+
+
+_REPORTS = Evaluated, Caught, Saved, Finished, Agreed, Epoch, Happened, Failed, Result, Apart, Bye
+_TABLE = Update, Reply, Get, Value, Move, Moved, Copy, Mark, Page, Have, Go, Noted, Idle
+TO_COORDINATOR = Kinds((Join, Fetch, Beat, Prepared, *_REPORTS))
+TO_WORKER = Kinds((Pong, Wait, Rejoin, Leave, Piece, Prepare, Commit, Verdict, Stop, Stand, Conclude, Done))
+AMONG_WORKERS = Kinds((Open, Part, Sum, Want, State, *_TABLE))
+FROM_SPARK = Kinds((SparkOpen, SparkSum))
+
+# -- events that workers tell of --------------------------------------------------------------------------------------
+
+_TOLD = (
+    events.RoundLanded,
+    events.SettingChanged,
+    events.Tried,
+    events.HandedOver,
+    events.Rejoined,
+    events.CheckpointFailed,
+    events.NonFinite,
+)
+TOLD: dict[str, type[events.Event]] = {kind.kind: kind for kind in _TOLD}
+"""Events that workers tell of."""
 
 
 def _hint(hint: Any) -> Check:
@@ -207,137 +786,14 @@ def _event_checks(kind: type[events.Event]) -> Mapping[str, Check]:
 
 
 _EVENTS = {name: _event_checks(kind) for name, kind in TOLD.items()}
-_EVENTS["checkpoint_failed"] = {**_EVENTS["checkpoint_failed"], "name": _checkpoint}
+_EVENTS["checkpoint_failed"] = {**_EVENTS["checkpoint_failed"], "name": _is_checkpoint}
 
 
-def _event(header: Any) -> bool:
-    checks, told = _EVENTS.get(header["kind"], {}), header["fields"]
-    if not checks:  # of another version: left, not refused
+def _is_event(name: str, told: dict[str, Any]) -> bool:
+    checks = _EVENTS.get(name, {})
+    if not checks:  # of another version of thinwire: it is left out, not refused
         return True
-    kind = TOLD[header["kind"]]
-    optional = {"time"} | {field.name for field in fields(kind) if hasattr(kind, field.name)}
+    optional = {"time"} | {field.name for field in fields(TOLD[name]) if hasattr(TOLD[name], field.name)}
     return set(told) <= set(checks) and all(
-        checks[name](told[name]) if name in told else name in optional for name in checks
+        checks[field](told[field]) if field in told else field in optional for field in checks
     )
-
-
-FORMS: dict[str, Check] = {
-    "join": form(
-        {"a": is_count, "address": is_address},
-        host=is_text,
-        pid=is_count,
-        rows=is_count,
-        meets=maybe(_meeting),
-        thinwire=is_text,
-    ),
-    "fetch": form({"a": is_count, "name": _shard, "i": lambda value: is_count(value) and value < 2**31}),
-    "beat": form(
-        {"a": is_count, "landed": is_count, "bytes": is_count},
-        received=is_count,
-        refused=is_count,
-        waiting=maybe(table_of(list_of(is_count))),
-        progress=or_empty(_PROGRESS),
-    ),
-    "prepared": form(
-        {"a": is_count, "g": is_count, "landed": is_count, "digest": is_text, "fresh": is_truth, "since": is_count},
-        more=or_empty(_MORE),
-    ),
-    "evaluated": form(
-        {"p": is_count, "sums": table_of(is_number), "weights": table_of(is_number), "rows": is_count}
-        | {"steps": is_count, "done": is_count}
-    ),
-    "caught": form({"published": is_count}),
-    "saved": form({"name": _checkpoint, "steps": is_count, "parts": list_of(_A_PART)}, fails=is_truth),
-    "finished": form({}),
-    "agreed": form({}),
-    "epoch": form({"a": is_count, "epoch": is_count, "rows": is_count}, loss=maybe(is_number)),
-    "event": lambda header: form({"kind": is_text, "fields": is_table})(header) and _event(header),
-    "failed": form({"error": is_text, "traceback": is_text}, kind=is_text),
-    "result": lambda header: _RESULT(header) and _within(header, "i", "n") and _within(header, "chunk", "chunks"),
-    "apart": form({"n": is_count}),
-    "bye": form({}),
-}
-"""By kind, whether a header is one."""
-
-
-def _codec(value: Any) -> bool:
-    return is_text(value) and value in CODECS
-
-
-_A_ROUND: dict[str, Check] = {"r": is_text, "s": _pair, "k": _codec}
-_ROUND = _A_ROUND | {"c": is_count}
-_A_TUPLE = {"k": is_count}
-_A_NAME = {"p": _pair}
-
-
-def _among(needed: Mapping[str, Check], **more: Check) -> Check:
-    """A message between workers: its generation, and the sender's attempt."""
-    return form({"g": is_count, "a": is_count, **needed}, **more)
-
-
-AMONG_WORKERS: dict[str, Check] = {
-    "part": _among(_ROUND | {"w": is_real}, n=is_table),
-    "sum": _among(_ROUND | {"i": list_of(is_count)}, n=table_of(is_table), e=is_truth),
-    "open": _among(_ROUND),
-    "want": _among({}),
-    "state": _among({"i": is_count, "n": is_count, "d": is_count}),
-    "update": _among(_A_TUPLE | {"n": is_count, "w": is_real}, rate=maybe(is_real), over=is_truth),
-    "reply": _among(_A_TUPLE | {"n": is_count, "v": is_count, "to": is_count, "e": is_truth}),
-    "get": _among(_A_TUPLE),
-    "value": _among(_A_TUPLE),
-    "move": _among(_A_TUPLE),
-    "moved": _among(_A_TUPLE),
-    "copy": _among(_A_TUPLE | {"v": _pair}),
-    "mark": _among(_A_NAME | {"n": is_table}),
-    "page": _among(_A_TUPLE | _A_NAME | {"whole": is_truth}),
-    "have": _among(_A_NAME),
-    "go": _among(_A_NAME),
-    "note": _among({"n": is_table}),
-    "done": _among({"d": is_truth}),
-}
-"""By kind, whether a header of a worker to another is one; what is in a note is looked at where it is taken up."""
-
-FROM_SPARK: dict[str, Check] = {
-    "open": form({"g": is_count, **_A_ROUND}),
-    "sum": form({"g": is_count, **_A_ROUND, "m": _codec, "n": table_of(is_table), "x": list_of(is_count)}),
-}
-"""By kind, whether a header of the driver or a task that sums rounds over Spark is one."""
-
-
-def is_among_workers(header: Header) -> bool:
-    """Whether a worker can act on another's header.
-
-    >>> is_among_workers({"t": "want", "g": 1, "a": 0}), is_among_workers({"t": "want", "g": -1, "a": 0})
-    (True, False)
-    """
-    check = AMONG_WORKERS.get(header["t"]) if isinstance(header.get("t"), str) else None
-    return check is not None and check(header)
-
-
-def is_from_spark(header: Header) -> bool:
-    """Whether a worker can act on a header of what sums rounds over Spark.
-
-    >>> is_from_spark({"t": "open", "g": 1, "r": "train:3", "s": [0, 8], "k": "float32"}), is_from_spark({"t": "open"})
-    (True, False)
-    """
-    check = FROM_SPARK.get(header["t"]) if isinstance(header.get("t"), str) else None
-    return check is not None and check(header)
-
-
-def are_marks(value: Any) -> bool:
-    """Whether these are the three numbers of a mark (`thinwire.transport.reliable`).
-
-    >>> are_marks([12, 9, 5]), are_marks([float("inf"), 0, 0]), are_marks([1, 2])
-    (True, False, False)
-    """
-    return list_of(is_count)(value) and len(value) == 3
-
-
-def is_understood(header: Header) -> bool:
-    """Whether the coordinator can act on a header.
-
-    >>> is_understood({"t": "caught", "a": 0, "published": 3}), is_understood({"t": "caught", "a": 0, "published": "3"})
-    (True, False)
-    """
-    check = FORMS.get(header["t"]) if isinstance(header.get("t"), str) else None
-    return check is not None and type(header.get("a")) is int and check(header)

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from thinwire import __version__, events
+from thinwire import events
 from thinwire.checkpoint import CheckpointStore, Manifest, Part, decode
 from thinwire.cluster.base import Dealt, Site
 from thinwire.coordinator.coordinator import Coordinator
@@ -31,6 +31,7 @@ from thinwire.run.job import Job, work
 from thinwire.run.run_log import RunLog
 from thinwire.strategies import name_of
 from thinwire.transport.ports import Hub
+from thinwire.version import __version__
 
 KEEP_CHECKPOINTS = 2
 SETTLE_S = 5.0

@@ -29,8 +29,9 @@ from thinwire.exchange.spark.rounds import SparkMesh
 from thinwire.exchange.table.table import Table
 from thinwire.placement import Crew, GroupReplica, Placement, Whole, between_processes, part_of
 from thinwire.protocol.clock import REAL, Time
+from thinwire.protocol.forms import header_of
 from thinwire.protocol.handshake import hello
-from thinwire.protocol.messages import COORDINATOR
+from thinwire.protocol.messages import COORDINATOR, TO_WORKER, Failed, Fetch, Join, Piece
 from thinwire.protocol.observation import Observer, unobserved
 from thinwire.replicas import TorchReplica, TrainSpec
 from thinwire.replicas.labels import ANY, Labels
@@ -172,18 +173,17 @@ def work(
     except CutOffError:
         return False
     except BaseException as error:
-        report = {
-            "t": "failed",
-            "a": attempt,
-            "kind": type(error).__name__,
-            "error": f"{type(error).__name__}: {error}",
-            "traceback": traceback.format_exc(),
-        }
+        report = Failed(
+            attempt=attempt,
+            kind=type(error).__name__,
+            error=f"{type(error).__name__}: {error}",
+            traceback=traceback.format_exc(),
+        )
         if peer is not None and peer.started:
             peer.report(report)
         else:
-            link.send(COORDINATOR, {"t": "join", "a": attempt, "address": link.address, **hello()})
-            link.send(COORDINATOR, report)
+            link.send(COORDINATOR, header_of(Join(attempt=attempt, address=link.address, **hello())))
+            link.send(COORDINATOR, header_of(report))
             link.close()
     finally:
         if peer is not None and peer.started:
@@ -269,10 +269,11 @@ def _fetch(link: Link, attempt: int, name: str) -> Iterator[bytes]:
                 raise TimedOutError(f"the driver did not send piece {index} of {name!r} within {FETCH_S:.0f} s")
             if now - asked > ASK_S:  # what was asked may be lost with a connection
                 asked = now
-                link.send(COORDINATOR, {"t": "fetch", "a": attempt, "name": name, "i": index})
-            found = [m for m in link.receive(0.5) if m.header["t"] == "piece"]
-            answer = next((m for m in found if (m.header["name"], m.header["i"]) == (name, index)), None)
-        count = int(answer.header["n"])
+                link.send(COORDINATOR, header_of(Fetch(attempt=attempt, name=name, index=index)))
+            for message in link.receive(0.5):
+                body = TO_WORKER.decode(message.header)
+                if isinstance(body, Piece) and (body.name, body.index) == (name, index):
+                    answer, count = message, body.count
         yield bytes(answer.payload or b"")
         index += 1
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter
 
-from thinwire import __version__
 from thinwire.errors import CheckpointError, ConfigError, ThinwireError
 from thinwire.spark.objects import SLOTS, Code, Source, damaged, made_of
+from thinwire.version import __version__
 
 PIECE_BYTES = 16 << 20
 WEIGHTS = "weights"

@@ -7,7 +7,8 @@ import queue
 from collections.abc import Callable, Mapping
 
 from thinwire.protocol.clock import REAL, Queue
-from thinwire.protocol.messages import COORDINATOR, Header, Message
+from thinwire.protocol.forms import Header
+from thinwire.protocol.messages import COORDINATOR, Message
 
 
 class Room:

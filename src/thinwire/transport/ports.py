@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from thinwire.protocol.messages import Header, Message
+from thinwire.protocol.forms import Header
+from thinwire.protocol.messages import Message
 
 
 class Link(Protocol):

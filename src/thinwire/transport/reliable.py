@@ -22,13 +22,14 @@ from typing import Any, NamedTuple
 
 from thinwire.errors import ProtocolError
 from thinwire.protocol.clock import Time
-from thinwire.protocol.messages import COORDINATOR, Header, Message, are_marks, is_count
+from thinwire.protocol.forms import Header, is_count, list_of
+from thinwire.protocol.messages import COORDINATOR, Beat, Fetch, Message, Piece, Pong
 from thinwire.transport.ports import Hub, Link, Wire
 
 MARK = "mark"
 """A mark that says nothing else, for nobody but the channel."""
-MARKS = ("beat", "pong", MARK)
-ASKED_FOR = ("fetch", "piece")
+MARKS = (Beat.tag, Pong.tag, MARK)
+ASKED_FOR = (Fetch.tag, Piece.tag)
 MOST_EARLY = 4096
 """Messages kept that came before one that was lost."""
 FAREWELL_S = 2.0
@@ -203,7 +204,9 @@ class ReliableHub:
         for said in again:
             self._hub.send(worker, attempt, said.header, said.payload)
         kind = message.header["t"]
-        if kind == MARK or (kind == "beat" and not channel.heard):  # its first words are lost: it is to say them again
+        if kind == MARK or (
+            kind == Beat.tag and not channel.heard
+        ):  # its first words are lost: it is to say them again
             self._hub.send(worker, attempt, channel.mark({"t": MARK}))
             return []
         return heard
@@ -222,6 +225,15 @@ class ReliableHub:
         if (worker, attempt) not in self._channels:
             self._channels[worker, attempt] = Channel()
         return self._channels[worker, attempt]
+
+
+def are_marks(value: Any) -> bool:
+    """Whether these are the three numbers of a mark.
+
+    >>> are_marks([12, 9, 5]), are_marks([float("inf"), 0, 0]), are_marks([1, 2])
+    (True, False, False)
+    """
+    return list_of(is_count)(value) and len(value) == 3
 
 
 def _stamped(channel: Channel, header: Header, payload: memoryview | None) -> Header:

@@ -19,7 +19,8 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from thinwire.errors import ProtocolError
-from thinwire.protocol.messages import COORDINATOR, Header, Message, is_address
+from thinwire.protocol.forms import Header
+from thinwire.protocol.messages import COORDINATOR, Message, is_address
 from thinwire.transport.admission import BACKLOG, HANDSHAKE_S, WATCHED, Admission, raise_descriptor_limit
 
 MAX_HEADER_BYTES = 1 << 20

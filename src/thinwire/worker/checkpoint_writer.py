@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire.checkpoint.finite import why_not_finite
 from thinwire.errors import CheckpointError
+from thinwire.protocol import messages
 
 if TYPE_CHECKING:
     from thinwire.worker.worker import Worker
@@ -81,7 +82,7 @@ class CheckpointWriter:
                 self._failed(name, str(error))
                 return
             parts.append({"name": part, "size_bytes": written.size_bytes, "digest": written.digest})
-        self._worker.say("saved", name=name, parts=parts, **told)
+        self._worker.say(messages.Saved, name=name, parts=parts, **told)
 
     def _failed(self, name: str, reason: str) -> None:
         self._worker.event("checkpoint_failed", worker=self._worker.plan.worker, name=name, reason=reason)

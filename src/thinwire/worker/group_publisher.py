@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from thinwire.exchange.signals import Missed, Published
+from thinwire.protocol import messages
 from thinwire.protocol.identifiers import checkpoint_name, checkpoint_order
 from thinwire.worker.publisher import Publisher
 
@@ -171,7 +172,9 @@ class GroupPublisher(Publisher):
         elif what is Agreed.DROP:
             if self._pending and self._pending[0].number == number:
                 self._buffers.drop(f"buffers:{self._pending.pop(0).number}")
-            self._worker.say("caught", published=number)  # other groups may see it through, and wait for its verdict
+            self._worker.say(
+                messages.Caught, published=number
+            )  # other groups may see it through, and wait for its verdict
         return what
 
     def pass_over(self, last: int) -> None:

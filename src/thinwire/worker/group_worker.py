@@ -16,6 +16,8 @@ import torch
 
 from thinwire.errors import LostWorkersError, TimedOutError
 from thinwire.exchange.signals import Formed, GroupBrokenError, Landed, Signal
+from thinwire.protocol import messages
+from thinwire.protocol.forms import Body
 from thinwire.protocol.observation import GroupLeft
 from thinwire.worker.group_publisher import Agreed, GroupPublisher, Held
 from thinwire.worker.worker import REPORT_S, Worker
@@ -149,9 +151,9 @@ class GroupWorker(Worker):
             if not self._apart:
                 raise GroupBrokenError("its group comes together anew")
 
-    def _hear(self, header: dict[str, Any]) -> None:
-        if header["t"] != "stand":
-            super()._hear(header)
+    def _hear(self, body: Body) -> None:
+        if not isinstance(body, messages.Stand):
+            super()._hear(body)
         elif not self._apart:
             raise GroupBrokenError("a worker of its group was lost")
 
@@ -176,7 +178,9 @@ class GroupWorker(Worker):
             self._snapshots.clear()  # what lands from now on is a step of others
             if self.adopted < self.landed:  # a mean has come that this worker has not stepped on
                 self.exchange.estrange()
-        self.say("apart", n=self._met, why=str(why))  # of a newer meeting nothing is known yet: it may well succeed
+        self.say(
+            messages.Apart, meeting=self._met, why=str(why)
+        )  # of a newer meeting nothing is known yet: it may well succeed
 
     @property
     def _new(self) -> bool:
@@ -218,7 +222,7 @@ class GroupWorker(Worker):
         over = int(max(number for _, number in told))
         self.publisher.pass_over(over)
         if self._again or self._caught_up:
-            self.say("caught", published=over)
+            self.say(messages.Caught, published=over)
         if self._barrier:
             self._align_rounds()
 

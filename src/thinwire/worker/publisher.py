@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from thinwire.exchange.signals import Landed, Missed, Published
+from thinwire.protocol import messages
 from thinwire.protocol.identifiers import FINAL, checkpoint_name, final_checkpoint_name
 from thinwire.protocol.observation import Concluded
 from thinwire.rules.finite import is_finite
@@ -243,16 +244,24 @@ class Publisher:
         meter, began = worker.meter, worker.time.now()
         sums, weights, rows = worker.replica.evaluate(worker.batches.validation(), model, buffers)
         meter.evaluated(worker.time.now() - began)
-        worker.say("evaluated", p=number, sums=sums, weights=weights, rows=rows, steps=meter.steps, done=meter.rows)
+        worker.say(
+            messages.Evaluated,
+            number=number,
+            sums=sums,
+            weights=weights,
+            rows=rows,
+            steps=meter.steps,
+            done=meter.rows,
+        )
 
-    def judged(self, verdict: dict[str, Any]) -> None:
+    def judged(self, verdict: messages.Verdict) -> None:
         """Keeps the model that was found best, drops the others; it may be said again to one that had not heard it."""
-        if int(verdict["p"]) in self._verdicts:
+        if verdict.number in self._verdicts:
             return
-        self._verdicts.add(int(verdict["p"]))
-        self._worker.replica.end_evaluation(dict(verdict["metrics"]))
-        state = self._models.pop(int(verdict["p"]), None)
-        if verdict["best"] and state is not None:
+        self._verdicts.add(verdict.number)
+        self._worker.replica.end_evaluation(dict(verdict.metrics))
+        state = self._models.pop(verdict.number, None)
+        if verdict.best and state is not None:
             self.best = state
 
     # -- saving -----------------------------------------------------------------------------------------------------
@@ -330,7 +339,7 @@ class Publisher:
             if worker.joint.model is not None:
                 tree["state"][0] = model.clone()
             last = _Publication(number, model, tree, name, own, False)
-        worker.say("agreed")  # from here on whoever is lost is not replaced
+        worker.say(messages.Agreed)  # from here on whoever is lost is not replaced
         self._see_off(last, model, buffers)
 
     def _clear(self) -> None:
@@ -374,7 +383,7 @@ class Publisher:
     def _see_off(self, last: _Publication | None, model: Tensor, buffers: dict[str, Tensor]) -> None:
         """The first worker saves what is of all, and hands the model back; who becomes the first does both anew."""
         worker, plan, owed = self._worker, self._worker.plan, last is not None
-        while owed or "done" not in worker.told:  # others may have heard of the end before this one is here
+        while owed or not worker.model_arrived:  # others may have heard of the end before this one is here
             lead = worker.lead
             if last is not None and (lead or owed):
                 self._save(last, buffers, last=True)
@@ -386,7 +395,7 @@ class Publisher:
                 for number, chunk in enumerate(chunks):
                     self._report(memoryview(worker.exchange.encode(chunk)), number, len(chunks))
             worker.wait(
-                lambda was=lead: "done" in worker.told or worker.lead != was,  # type: ignore[misc]
+                lambda was=lead: worker.model_arrived or worker.lead != was,  # type: ignore[misc]
                 "the run to end",
                 plan.deadlines.conclude_s,
             )
@@ -396,5 +405,8 @@ class Publisher:
         count = max(1, -(-len(data) // RESULT_CHUNK_BYTES))
         for index in range(count):
             piece = data[index * RESULT_CHUNK_BYTES : (index + 1) * RESULT_CHUNK_BYTES]
-            header = {"t": "result", "a": self._worker.plan.attempt, "part": self.part, "i": index, "n": count}
-            self._worker.exchange.report(header | {"chunk": chunk, "chunks": chunks}, piece)
+            attempt = self._worker.plan.attempt
+            result = messages.Result(
+                attempt=attempt, part=self.part, index=index, count=count, chunk=chunk, chunks=chunks
+            )
+            self._worker.exchange.report(result, piece)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from thinwire.protocol.messages import is_count, is_real
+from thinwire.protocol.forms import is_count, is_real
 
 
 def fits(tree: dict[str, Any], replica: Any, *, replicated: bool) -> bool:

@@ -9,6 +9,7 @@ import torch
 from thinwire.exchange.signals import Asked, Caught
 from thinwire.exchange.snapshot import Snapshot
 from thinwire.parameters import Fragment
+from thinwire.protocol import messages
 
 if TYPE_CHECKING:
     from thinwire.worker.worker import Worker
@@ -74,7 +75,7 @@ class ReplicaTransfer:
         generation, number = tree["went"]
         worker.publisher.catch_up(int(tree["published"]), (int(generation), int(number)))
         worker.publisher.best = tree.get("best", worker.publisher.best)
-        worker.say("caught", published=int(tree["published"]))
+        worker.say(messages.Caught, published=int(tree["published"]))
         worker.event(
             "rejoined",
             worker=worker.plan.worker,

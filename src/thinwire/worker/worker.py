@@ -20,6 +20,8 @@ from thinwire.exchange.buffer_pool import BufferPool
 from thinwire.exchange.joint import JointState
 from thinwire.exchange.snapshot import Snapshot, snapshot_of
 from thinwire.parameters import Fragment
+from thinwire.protocol import messages
+from thinwire.protocol.forms import Body
 from thinwire.protocol.observation import ReplicaEntered
 from thinwire.strategies import Share
 from thinwire.worker.gradient_stream import Served, average_gradient
@@ -62,7 +64,8 @@ class Worker:
         self.lead, self.generation, self.total_rows = False, 0, 0
         self.totals: dict[int, int] = {}
         self.averaged: dict[str, signals.Averaged] = {}
-        self.told: set[str] = set()
+        self.concludes = self.model_arrived = False
+        """Whether the coordinator has said that all rows are done; and that the driver has the model."""
         self.publisher = self.publishes(self, save_part)
         self.gradients = self.strategy.subject == "gradients"
         self.served = Served(self) if self.gradients and self.strategy.timing == "async" else None
@@ -186,7 +189,7 @@ class Worker:
     def _end_epoch(self, epoch: int) -> None:
         rows, loss = self.meter.end_epoch()
         self.replica.end_epoch()
-        self.say("epoch", epoch=epoch, rows=rows, loss=loss)
+        self.say(messages.Epoch, epoch=epoch, rows=rows, loss=loss)
 
     def _report(self, now: float) -> None:
         self._reported = now
@@ -194,13 +197,13 @@ class Worker:
             more = {"note": self._account(), "first_loss": self.pace.first_loss, "score": self.nonfinite.score}
             self.exchange.progress(self.meter.report() | more)
 
-    def say(self, kind: str, /, **fields: Any) -> None:
+    def say(self, kind: Callable[..., Body], /, **fields: Any) -> None:
         """Tells the coordinator something."""
-        self.exchange.report({"t": kind, "a": self.plan.attempt, **fields})
+        self.exchange.report(kind(attempt=self.plan.attempt, **fields))
 
     def event(self, kind: str, /, **fields: Any) -> None:
         """Puts an event into the run's log."""
-        self.say("event", kind=kind, fields=fields)
+        self.say(messages.Happened, kind=kind, fields=fields)
 
     # -- rounds -----------------------------------------------------------------------------------------------------
 
@@ -310,7 +313,7 @@ class Worker:
         elif isinstance(signal, signals.Asked):
             self._handover.ask(signal)
         elif isinstance(signal, signals.Told):
-            self._hear(signal.header)
+            self._hear(signal.body)
         elif isinstance(signal, signals.Broken):
             raise signal.error
 
@@ -358,13 +361,13 @@ class Worker:
         self.joint.observe(ReplicaEntered(self.generation, self.alone))
         self._report(self.time.now())
         if self._finished:  # whoever gave this worker up, and took it back, has forgotten that
-            self.say("finished")
+            self.say(messages.Finished)
         self.publisher.resume()
 
     def _note(self, noted: signals.Noted) -> None:
         """Another worker says how far it is; whoever is done itself still decides what to publish."""
         self.totals[noted.worker] = max(self.totals.get(noted.worker, 0), int(noted.note.get("rows", 0)))
-        if self.lead and self._finished and "conclude" not in self.told:
+        if self.lead and self._finished and not self.concludes:
             self.exchange.announce(self._account() | self.publisher.note(-1))
 
     def _catch_up(self, caught: signals.Caught) -> None:
@@ -373,20 +376,20 @@ class Worker:
         self._needs_state, self.landed, self.adopted = False, landed, landed
         self._handover.take(caught, over, newcomer=self._new)
 
-    def _hear(self, header: dict[str, Any]) -> None:
-        kind = header["t"]
-        if kind == "verdict":
-            self.publisher.judged(header)
-            self._stopping |= bool(header["stop"])
-        elif kind == "stop":
-            self.publisher.asked_to_stop = str(header["why"])
-        elif kind == "leave":
-            raise signals.LeftError(str(header["why"]), bool(header.get("done")))
-        elif kind == "wait":  # an earlier attempt holds this place, and is needed there
+    def _hear(self, body: Body) -> None:
+        if isinstance(body, messages.Verdict):
+            self.publisher.judged(body)
+            self._stopping |= bool(body.stop)
+        elif isinstance(body, messages.Stop):
+            self.publisher.asked_to_stop = body.why
+        elif isinstance(body, messages.Leave):
+            raise signals.LeftError(body.why, body.done)
+        elif isinstance(body, messages.Wait):  # an earlier attempt holds this place, and is needed there
             self._patient_until = self.time.now() + self.plan.deadlines.join_s
-        else:
-            self._rounds_in_all = int(header.get("landed", self._rounds_in_all))
-            self.told.add(kind)
+        elif isinstance(body, messages.Conclude):
+            self._rounds_in_all, self.concludes = body.landed, True
+        elif isinstance(body, messages.Done):
+            self.model_arrived = True
 
     def stop(self) -> None:
         """Makes this worker's next step its last."""
@@ -402,11 +405,11 @@ class Worker:
         self._account_for()
         self.exchange.follow(math.inf)
         self._finished = True
-        self.say("finished")
+        self.say(messages.Finished)
         self._await_others(self.plan.deadlines.finish_s if self.batches.num_rows else math.inf)
         self.publisher.conclude()
         self._account_for()
-        self.say("bye")
+        self.say(messages.Bye)
 
     def _await_others(self, patience_s: float) -> None:
         self.wait(self._concludes, "the other workers to finish", patience_s)
@@ -414,7 +417,7 @@ class Worker:
     def _concludes(self) -> bool:
         """Whether all are done, and their last rounds, which may be slower than the word of it, have landed here."""
         there = self._async or self.alone or self.landed >= self._rounds_in_all
-        return "conclude" in self.told and there and not self._needs_state
+        return self.concludes and there and not self._needs_state
 
     def _contribute_the_rest(self) -> None:
         """Steps made since the last round would be lost: each fragment gets one more, unless rounds never pause."""

@@ -22,6 +22,7 @@ from thinwire.exchange.peer import Peer, TreeCodec
 from thinwire.exchange.signals import Broken, Signal
 from thinwire.protocol.deadlines import Deadlines
 from thinwire.protocol.handshake import hello
+from thinwire.protocol.messages import Bye
 from thinwire.transport import zmq as wire
 from thinwire.transport.zmq import Keys, ZmqHub, ZmqLink
 
@@ -73,7 +74,7 @@ def wait_for(peer: Peer, kind: type[S], timeout_s: float = 120.0) -> S:
 
 def leave(peer: Peer) -> None:
     """Tells the coordinator good-bye and ends the exchange."""
-    peer.report({"t": "bye", "a": 0})
+    peer.report(Bye(attempt=0))
     peer.close()
 
 

@@ -27,6 +27,7 @@ from thinwire.exchange.spark.post import SparkHub
 from thinwire.exchange.spark.rounds import SparkMesh
 from thinwire.protocol.deadlines import Deadlines
 from thinwire.protocol.handshake import hello
+from thinwire.protocol.messages import Bye
 from thinwire.strategies import SparkNet
 from thinwire_lab.bench.crew import Crew
 from thinwire_lab.bench.report import Report, Row, Say
@@ -131,7 +132,7 @@ def _agent(run: SparkWire, size: int, exchanges: int, codec: str, batches: Itera
         peer.launch(round, fragment, torch.from_numpy(_array(size, worker).copy()), 1.0, {})
         wait_for(peer, Landed)
         times.append(time.perf_counter() - began)
-    peer.report({"t": "bye", "a": attempt})
+    peer.report(Bye(attempt=attempt))
     peer.close(30.0)
     assert joint.model is not None
     mean = sum(_array(size, each) for each in range(WORKERS)) / WORKERS

@@ -16,7 +16,8 @@ from torch import Tensor
 from thinwire.errors import ProtocolError
 from thinwire.exchange.spark.box import Answer, Box, Frame
 from thinwire.exchange.spark.shared_memory import SharedMemory
-from thinwire.protocol.messages import Header, Message
+from thinwire.protocol.forms import Header
+from thinwire.protocol.messages import Message
 
 MOST_PER_VISIT = 64 << 20
 """Bytes that one visit takes along; a single letter may be longer."""

@@ -24,7 +24,8 @@ from thinwire.exchange.spark.link import SPARK, Letter, SparkWire, name_of
 from thinwire.exchange.spark.places import Places
 from thinwire.exchange.spark.sums import PATIENCE_S, Gathering, is_possible, shuffled
 from thinwire.exchange.spark.tasks import Members, carry_mail
-from thinwire.protocol.messages import COORDINATOR, Header, Message
+from thinwire.protocol.forms import Header, header_of
+from thinwire.protocol.messages import COORDINATOR, TO_WORKER, Commit, Happened, Message, SparkOpen, SparkSum
 from thinwire.rules.compression import codec
 
 _log = logging.getLogger("thinwire.spark")
@@ -309,10 +310,10 @@ class Post:
             if key not in self._rounds:
                 by_design = key.partition(":")[0] in BY_DESIGN
                 self._rounds[key] = Gathering(fragment, codec(str(header["k"])), may_be_infinite=by_design)
-                news = {"t": "open", "g": self._generation, "r": key, "s": list(fragment), "k": header["k"]}
+                news = SparkOpen(generation=self._generation, round=key, span=fragment, codec=str(header["k"]))
                 for other, attempt in self._attempts.items():
                     if other != worker:
-                        self.put(name_of(other, attempt), SPARK, dict(news))
+                        self.put(name_of(other, attempt), SPARK, header_of(news))
             found = self._rounds[key]
             if found.fragment != fragment or found.codec.name != header["k"] or worker in found.weights:
                 raise ValueError(f"round {key} is of {found.fragment} in {found.codec.name}, and each gives once")
@@ -328,8 +329,8 @@ class Post:
     def _tell(self, worker: int, header: Header) -> None:
         """Puts into the run's log that what a worker gave is not finite."""
         fields = {"worker": worker, "what": "contribution", "values": int(header["x"]), "round": str(header["r"])}
-        event = {"t": "event", "a": header["a"], "kind": "non_finite", "fields": fields}
-        self.inbox.put(Message(worker, event, None))
+        event = Happened(attempt=int(header["a"]), kind="non_finite", fields=fields)
+        self.inbox.put(Message(worker, header_of(event), None))
 
     def _exchange(self, key: str, found: Gathering, generation: int, attempts: dict[int, int]) -> None:
         """Sums a round, and sends its mean to all members."""
@@ -344,10 +345,15 @@ class Post:
                 if mean is None:
                     return
                 mean = found.checked(mean)
-            header: Header = {"t": "sum", "g": generation, "r": key, "s": [start, stop], "k": found.codec.name}
-            header["m"] = found.packing
-            header["n"] = {str(worker): note for worker, note in found.notes.items()}
-            header["x"] = sorted(found.dropped)
+            news = SparkSum(
+                generation=generation,
+                round=key,
+                span=found.fragment,
+                codec=found.codec.name,
+                packing=found.packing,
+                notes=found.notes,
+                dropped=tuple(sorted(found.dropped)),
+            )
             shared = None
             if mean is not None:
                 self.broadcasts += 1
@@ -358,7 +364,7 @@ class Post:
                     self._rounds.pop(key, None)
                 for worker, attempt in attempts.items():
                     if current:
-                        self.put(name_of(worker, attempt), SPARK, dict(header), shared)
+                        self.put(name_of(worker, attempt), SPARK, header_of(news), shared)
                     elif shared is not None:
                         shared.drop()
         except Exception as error:
@@ -384,9 +390,10 @@ class SparkHub:
         return self.post.refused
 
     def send(self, worker: int, attempt: int, header: Header, payload: memoryview | None = None) -> None:
-        if header["t"] == "commit":
-            attempts = {int(member): int(entry["attempt"]) for member, entry in header["members"].items()}
-            self.post.begin(int(header["g"]), attempts)
+        if header["t"] == Commit.tag:
+            commit = TO_WORKER.decode(header)
+            attempts = {member: int(entry["attempt"]) for member, entry in commit.members.items()}
+            self.post.begin(commit.generation, attempts)
         self.post.put(name_of(worker, attempt), COORDINATOR, header, None if payload is None else bytes(payload))
 
     def receive(self, timeout_s: float) -> list[Message]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ from thinwire.exchange.rounds import MOST_EARLY, Rounds, Send
 from thinwire.exchange.spark.link import EXACT, SPARK, Offer, SparkLink
 from thinwire.parameters import Fragment
 from thinwire.protocol.clock import Clock
-from thinwire.protocol.messages import COORDINATOR, Header, Message, is_from_spark
+from thinwire.protocol.messages import COORDINATOR, FROM_SPARK, Launched, Message, SparkOpen, SparkSum
 from thinwire.rules.compression import codec
 from thinwire.rules.finite import is_finite
 
@@ -60,25 +61,26 @@ class SparkRounds(Rounds):
 
     def _scatter(self, entry: Round) -> None:
         entry.weight = HEAVY if entry.weight == KNOWN else entry.weight
-        header = self._header("launched", entry, 0) | {"w": entry.weight, "n": entry.note}
+        launched = Launched(**self._stamp(entry, 0), weight=entry.weight, note=entry.note)
         packed = entry.pack(0)
         size_bytes = entry.size_bytes = entry.lane.codec.size_bytes(entry.fragment.size)
         if size_bytes * len(self.members) > self._link.direct_bytes and entry.lane.codec.name == EXACT:
             self._link.offer(entry.key, Offer(self.generation, entry.weight, entry.values))
-            self._send(COORDINATOR, header, None)
+            self._send(COORDINATOR, launched, None)
         else:
-            self._send(COORDINATOR, header, None if packed is None else packed.numpy().data)
+            self._send(COORDINATOR, launched, None if packed is None else packed.numpy().data)
 
-    def _receive(self, sender: int, header: Header, payload: memoryview | None) -> None:
-        key, (start, stop), name = str(header["r"]), (int(v) for v in header["s"]), str(header["k"])
-        if int(header["g"]) > self.generation and len(self._early) < MOST_EARLY:
-            self._early.append((sender, header, payload))  # its generation's own beginning is still on the way
-        if int(header["g"]) != self.generation or key in self._settled:
+    def _receive(self, sender: int, body: Any, payload: memoryview | None) -> None:
+        assert isinstance(body, SparkOpen | SparkSum)
+        key = body.round
+        if body.generation > self.generation and len(self._early) < MOST_EARLY:
+            self._early.append((sender, body, payload))  # its generation's own beginning is still on the way
+        if body.generation != self.generation or key in self._settled:
             return
-        entry = self._open.get(key) or self._add(key, Fragment(start, stop), name)
-        if header["t"] != "sum" or not entry.launched or entry.complete:
+        entry = self._open.get(key) or self._add(key, Fragment(*body.span), body.codec)
+        if not isinstance(body, SparkSum) or not entry.launched or entry.complete:
             return
-        packing = codec(str(header["m"]))
+        packing = codec(body.packing)
         if payload is None:
             entry.mean.zero_()
             entry.empty.add(0)
@@ -90,11 +92,10 @@ class SparkRounds(Rounds):
             packing.decode(torch.frombuffer(payload, dtype=torch.uint8), entry.fragment.size, out=entry.mean)
         if key.partition(":")[0] not in BY_DESIGN and not is_finite(entry.mean):
             raise ValueError(f"the mean of round {key} is not finite")
-        entry.dropped |= {int(worker) for worker in header.get("x", ())}
-        notes = {int(worker): note for worker, note in header["n"].items()}
-        if not all(map(is_note, notes.values())):
+        entry.dropped |= set(body.dropped)
+        if not all(map(is_note, body.notes.values())):
             raise ValueError("a note is a table of what workers say with rounds")
-        entry.notes = notes
+        entry.notes = body.notes
         entry.done.add(0)
         self._try_complete(entry)
 
@@ -102,9 +103,11 @@ class SparkRounds(Rounds):
 class SparkMesh(Mesh):
     """A mesh whose rounds Spark sums."""
 
+    of_rounds = (SparkOpen, SparkSum)
+
     def _make_rounds(self) -> Rounds:
         assert isinstance(self._link, SparkLink)
         return SparkRounds(self._identity.worker, self._link, self._send, self.residuals.lane)
 
-    def _understands(self, message: Message) -> bool:
-        return is_from_spark(message.header) if message.sender == SPARK else super()._understands(message)
+    def _decode(self, message: Message) -> Any:
+        return FROM_SPARK.decode(message.header) if message.sender == SPARK else super()._decode(message)

@@ -16,7 +16,7 @@ from thinwire.errors import TimedOutError
 from thinwire.exchange.rounds import MOST_WEIGHT
 from thinwire.exchange.spark.link import EXACT, SparkWire
 from thinwire.exchange.spark.tasks import read_parts, sum_parts
-from thinwire.protocol.messages import Header
+from thinwire.protocol.forms import Header
 from thinwire.rules.compression import CODECS, Codec, codec
 from thinwire.rules.finite import is_finite
 

@@ -7,13 +7,12 @@ copy; or there is none, and the reference puts in what it has.
 
 from __future__ import annotations
 
-import math
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,17 +23,27 @@ from thinwire.exchange.joint import JointState
 from thinwire.exchange.member import Member
 from thinwire.exchange.signals import Broken
 from thinwire.exchange.table.log import Log
-from thinwire.exchange.table.plan import Answer, Layout, Mark, Plan, plan
+from thinwire.exchange.table.plan import Answer, Layout, Line, Plan, plan
 from thinwire.exchange.table.server import Book, Reply, Server, Update
-from thinwire.protocol.messages import Header, Message
+from thinwire.protocol import messages
+from thinwire.protocol.forms import Body
+from thinwire.protocol.messages import Commit, Copy, Get, Idle, Mark, Move, Moved, Value
 from thinwire.rules.finite import count_not_finite, is_finite
 from thinwire.rules.table import keeper
 from thinwire.strategies import Served
 from thinwire.transport.ports import Link
 
 MOST_QUEUED = 1 << 16
-WAITS = ("update", "get", "mark")
+WAITS = (messages.Update, Get, Mark)
 """What a host can only answer when all its tuples are there."""
+
+
+class Heard(NamedTuple):
+    """A message of a worker, this one among them."""
+
+    sender: int
+    body: Any
+    payload: memoryview | None
 
 
 class Host(Member):
@@ -66,8 +75,8 @@ class Host(Member):
         self._moving: dict[int, dict[str, Any]] = {}
         """Tuples sent on to another host that has not said that they came."""
         self._came: set[int] = set()
-        self._queue: deque[Message] = deque()
-        self._early: list[Message] = []
+        self._queue: deque[Heard] = deque()
+        self._early: list[Heard] = []
         self._done: set[int] = set()
         """Members whose rows are done: nobody waits for their contributions."""
 
@@ -98,33 +107,32 @@ class Host(Member):
                 return
             time.sleep(0.0005)  # its end is about to be told
 
-    def _told(self) -> Header:
+    def _answer_of_table(self) -> dict[str, Any]:
         generation = self._rounds.generation
         if len(self._rounds.members) < 2:  # then the replica was the joint model, whatever is in the table
-            return {"more": Answer(generation, 0, (), (), (), {}).to_json()}
+            return Answer(generation, 0, (), (), (), {}).to_json()
         hosted, line = self._hosted(), self._plan.line if self._plan else 0
         due = tuple(s for s in hosted if self._awaited & set(self.layout.keys(s)))
         still = {self.layout.server_of[key] for key in self._moving}
         whole = tuple(s for s in still if all(key in self._moving for key in self.layout.keys(s)))
         live = tuple(s for s in hosted if s not in due)
-        return {"more": Answer(generation, line, live, due, whole, self._log.kept()).to_json()}
+        return Answer(generation, line, live, due, whole, self._log.kept()).to_json()
 
     def _hosted(self) -> list[int]:
         host = self._plan.host if self._plan else ()
         return [server for server, worker in enumerate(host) if worker == self._identity.worker]
 
-    def _restarts(self, header: Header) -> bool:
+    def _restarts(self, commit: Commit) -> bool:
         """Makes the generation's plan."""
-        answers = {int(worker): Answer.from_json(answer) for worker, answer in header["more"].items()}
-        since, reference = int(header["since"]), int(header["reference"])
+        answers = {worker: Answer.from_json(answer) for worker, answer in commit.tables.items()}
         self._plan = plan(
             self.layout,
             self._rounds.members,
             answers,
-            reference=reference,
-            generation=int(header["g"]),
+            reference=commit.reference,
+            generation=commit.generation,
         )
-        return self._plan.kind == "put" and since > 0 and reference == self._identity.worker
+        return self._plan.kind == "put" and commit.since > 0 and commit.reference == self._identity.worker
 
     def _bring(self) -> None:
         """Brings tuples to where the plan has them; hosts that lack some wait for them."""
@@ -173,7 +181,7 @@ class Host(Member):
             self._take_over(key, tree)
         else:
             self._moving[key] = tree
-            self._send(host, self._stamped("move") | {"k": key}, memoryview(self._trees.encode(tree)))
+            self._tell(host, Move, memoryview(self._trees.encode(tree)), key=key)
 
     def _take_over(self, key: int, tree: dict[str, Any]) -> None:
         self.server.put(key, tree)
@@ -183,20 +191,20 @@ class Host(Member):
             self._keep(key, self.server.books[key], always=True)
         if not self._awaited:
             queued, self._queue = self._queue, deque()
-            for message in queued:
-                self._receive(message)
+            for heard in queued:
+                self._receive(*heard)
 
-    def _on_move(self, sender: int, header: Header, payload: memoryview | None) -> None:
-        key = self._key(header)
+    def _on_move(self, sender: int, move: Move, payload: memoryview | None) -> None:
+        key = self._key(move)
         tree = self._trees.decode(bytes(payload or b""))
         if key in self._awaited and isinstance(tree, dict):
             self._take_over(key, tree)
-        self._tell(sender, {"t": "moved", "k": key})
+        self._tell(sender, Moved, key=key)
 
-    def _on_moved(self, sender: int, header: Header, payload: memoryview | None) -> None:
+    def _on_moved(self, sender: int, moved: Moved, payload: memoryview | None) -> None:
         """Once all tuples of a server have come there, they need not be kept here."""
-        server = self.layout.server_of[self._key(header)]
-        self._came.add(self._key(header))
+        server = self.layout.server_of[self._key(moved)]
+        self._came.add(self._key(moved))
         if self._came.issuperset(self.layout.keys(server)):
             self._moving = {key: tree for key, tree in self._moving.items() if self.layout.server_of[key] != server}
 
@@ -221,10 +229,10 @@ class Host(Member):
 
         self.command(act)
 
-    def _send_copy(self, key: int, mark: Mark, record: bytes) -> None:
+    def _send_copy(self, key: int, mark: Line, record: bytes) -> None:
         neighbour = keeper(self._identity.worker, self._rounds.members)
         if neighbour != self._identity.worker:
-            self._send(neighbour, self._stamped("copy") | {"k": key, "v": list(mark)}, memoryview(record))
+            self._tell(neighbour, Copy, memoryview(record), key=key, mark=mark)
 
     def _copy_checkpoints(self) -> None:
         """A neighbour that is new gets the last complete checkpoint of what is hosted here."""
@@ -234,25 +242,21 @@ class Host(Member):
                 for key, record in self._log.raw(server, marks[-1]).items():
                     self._send_copy(key, marks[-1], record)
 
-    def _on_copy(self, sender: int, header: Header, payload: memoryview | None) -> None:
-        line, version = header["v"]
-        self._log.append(self._key(header), (int(line), int(version)), bytes(payload or b""))
+    def _on_copy(self, sender: int, copy: Copy, payload: memoryview | None) -> None:
+        self._log.append(self._key(copy), copy.mark, bytes(payload or b""))
 
     # -- updates ----------------------------------------------------------------------------------------------------
 
-    def _on_update(self, sender: int, header: Header, payload: memoryview | None) -> None:
-        key, weight = self._key(header), float(header["w"])
+    def _on_update(self, sender: int, sent: messages.Update, payload: memoryview | None) -> None:
+        key, weight = self._key(sent), sent.weight
         if not 0.0 <= weight < 1e30 or key not in self.server.books or (payload is None) != (weight == 0.0):
             raise ValueError(f"update of {key}")
         values = torch.zeros(0) if payload is None else as_values(payload, self.layout.fragments[key].size)
         if not is_finite(values):
-            self.tell_not_finite(sender, f"table:{int(header['n'])}", "contribution", count_not_finite(values))
+            self.tell_not_finite(sender, f"table:{sent.number}", "contribution", count_not_finite(values))
             weight = 0.0
-        rate = None if header.get("rate") is None else float(header["rate"])
-        if rate is not None and not math.isfinite(rate):
-            raise ValueError(f"a learning rate of {rate}")
-        update = Update(sender, (int(header["a"]), int(header["n"])), weight, values, rate)
-        if header.get("over"):
+        update = Update(sender, (sent.attempt, sent.number), weight, values, sent.rate)
+        if sent.over:
             self.server.pass_over(key, update)
         if sender in self._done:
             self._done.discard(sender)
@@ -273,12 +277,19 @@ class Host(Member):
             if reply.worker == self._identity.worker:
                 self._landed(reply)
                 continue
-            header = self._stamped("reply") | {"k": reply.key, "n": reply.number, "v": reply.version}
-            header |= {"to": reply.attempt, "e": reply.values is None}
-            self._send(reply.worker, header, None if reply.values is None else reply.values.numpy().data)
+            self._tell(
+                reply.worker,
+                messages.Reply,
+                None if reply.values is None else reply.values.numpy().data,
+                key=reply.key,
+                number=reply.number,
+                version=reply.version,
+                to=reply.attempt,
+                empty=reply.values is None,
+            )
 
-    def _on_done(self, sender: int, header: Header, payload: memoryview | None) -> None:
-        (self._done.add if header["d"] else self._done.discard)(sender)
+    def _on_done(self, sender: int, idle: Idle, payload: memoryview | None) -> None:
+        (self._done.add if idle.done else self._done.discard)(sender)
         self._count()
 
     def _count(self) -> None:
@@ -289,11 +300,10 @@ class Host(Member):
                 groups.setdefault(self._group_of(worker), set()).add(worker)
         self._answer(self.server.wants(groups))
 
-    def _on_get(self, sender: int, header: Header, payload: memoryview | None) -> None:
-        key = self._key(header)
+    def _on_get(self, sender: int, get: Get, payload: memoryview | None) -> None:
+        key = self._key(get)
         tree = {"state": self.server.tree(key)["state"]}
-        answer = self._stamped("value") | {"k": key}
-        self._deliver(sender, answer, memoryview(self._trees.encode(tree)))
+        self._tell(sender, Value, memoryview(self._trees.encode(tree)), key=key)
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
@@ -302,54 +312,45 @@ class Host(Member):
         assert self._plan is not None
         return self._plan.host[self.layout.server_of[key]]
 
-    def _tell(self, worker: int, header: Header, values: Tensor | None = None) -> None:
+    def _send(self, peer: int, body: Body, payload: memoryview | None) -> None:
         """Sends a message, to this worker itself without a wire."""
-        payload = None if values is None else values.numpy().data
-        self._deliver(worker, self._stamped(str(header["t"])) | header, payload)
-
-    def _deliver(self, worker: int, header: Header, payload: memoryview | None) -> None:
-        if worker == self._identity.worker:
-            self._receive(Message(worker, header, payload))
+        if peer == self._identity.worker:
+            self._receive(peer, body, payload)
         else:
-            self._send(worker, header, payload)
+            super()._send(peer, body, payload)
 
-    def _receive(self, message: Message) -> None:
-        header, kind = message.header, str(message.header["t"])
-        fenced = self._rounds.attempts.get(message.sender) != header["a"]
-        if kind == "reply":  # of whatever generation: the number says what it is the reply to
-            if header["to"] == self._identity.attempt and not fenced:
-                self._take_reply(message)
+    def _receive(self, sender: int, body: Any, payload: memoryview | None) -> None:
+        fenced = self._rounds.attempts.get(sender) != body.attempt
+        if isinstance(body, messages.Reply):  # of whatever generation: the number says what it is the reply to
+            if body.to == self._identity.attempt and not fenced:
+                self._take_reply(body, payload)
             return
-        generation = int(header["g"])
-        if generation > self._rounds.generation:
+        if body.generation > self._rounds.generation:
             if len(self._early) >= MOST_QUEUED:
                 raise ValueError("too many messages of a generation not heard of")
-            self._early.append(message)
+            self._early.append(Heard(sender, body, payload))
             return
-        if generation < self._rounds.generation or self._frozen or fenced:
+        if body.generation < self._rounds.generation or self._frozen or fenced:
             return
-        if kind in WAITS and self._awaited:
-            if len(self._queue) >= MOST_QUEUED and message.sender != self._identity.worker:
+        if isinstance(body, WAITS) and self._awaited:
+            if len(self._queue) >= MOST_QUEUED and sender != self._identity.worker:
                 raise ValueError("too many messages for tuples that have yet to come")
-            self._queue.append(message)
+            self._queue.append(Heard(sender, body, payload))
             return
-        handler: Callable[[int, Header, memoryview | None], None] | None = getattr(self, "_on_" + kind, None)
-        if handler is None:
-            raise ValueError(f"{kind!r} is nothing that workers say")
         try:
-            handler(message.sender, header, message.payload)
+            getattr(self, "_on_" + body.tag)(sender, body, payload)
         except DivergedError as error:  # of what was merged here: no message is to blame
             self.signals.put(Broken(error))
 
-    def _take_reply(self, message: Message) -> None:
-        key, header = self._key(message.header), message.header
-        values = None if header["e"] else as_values(message.payload, self.layout.fragments[key].size)
-        own = self._identity
-        self._landed(Reply(own.worker, own.attempt, key, int(header["n"]), int(header["v"]), values))
+    def _take_reply(self, reply: messages.Reply, payload: memoryview | None) -> None:
+        key, own = self._key(reply), self._identity
+        values = None if reply.empty else as_values(payload, self.layout.fragments[key].size)
+        self._landed(Reply(own.worker, own.attempt, key, reply.number, reply.version, values))
 
-    def _key(self, header: Header) -> int:
-        key = int(header["k"])
-        if not 0 <= key < len(self.layout.fragments):
+    def _key(self, body: Any) -> int:
+        """The tuple that a message is about."""
+        key = int(body.key)
+        if key >= len(self.layout.fragments):
             raise ValueError(f"there is no tuple {key}")
         return key
 

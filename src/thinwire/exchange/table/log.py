@@ -8,7 +8,7 @@ import tempfile
 from typing import IO, Any
 
 from thinwire.exchange.identity import TreeCodec
-from thinwire.exchange.table.plan import Layout, Mark
+from thinwire.exchange.table.plan import Layout, Line
 
 KEPT = 3
 """Checkpoints kept of each server: of two that are being written at once, the one before is complete."""
@@ -48,9 +48,9 @@ class Log:
 
     def __init__(self, layout: Layout, trees: TreeCodec) -> None:
         self._layout, self._trees = layout, trees
-        self._segments: dict[int, dict[Mark, _Segment]] = {}
+        self._segments: dict[int, dict[Line, _Segment]] = {}
 
-    def append(self, key: int, mark: Mark, record: bytes | memoryview) -> None:
+    def append(self, key: int, mark: Line, record: bytes | memoryview) -> None:
         """Adds one tuple; the oldest checkpoints of its server go."""
         segments = self._segments.setdefault(self._layout.server_of[key], {})
         try:
@@ -65,15 +65,15 @@ class Log:
         for old in sorted(segments)[:-KEPT]:
             segments.pop(old).close()
 
-    def kept(self) -> dict[int, list[Mark]]:
+    def kept(self) -> dict[int, list[Line]]:
         """The complete checkpoints of each server."""
-        found: dict[int, list[Mark]] = {}
+        found: dict[int, list[Line]] = {}
         for server, segments in self._segments.items():
             wanted = set(self._layout.keys(server))
             found[server] = [mark for mark, segment in sorted(segments.items()) if segment.keys == wanted]
         return found
 
-    def read(self, server: int, mark: Mark) -> dict[int, dict[str, Any]]:
+    def read(self, server: int, mark: Line) -> dict[int, dict[str, Any]]:
         """A complete checkpoint, tuple by tuple."""
         found: dict[int, dict[str, Any]] = {}
         for key, record in self.raw(server, mark).items():
@@ -82,7 +82,7 @@ class Log:
             found[key] = tree
         return found
 
-    def raw(self, server: int, mark: Mark) -> dict[int, bytes]:
+    def raw(self, server: int, mark: Line) -> dict[int, bytes]:
         """The same, as it was written."""
         return self._segments[server][mark].records()
 

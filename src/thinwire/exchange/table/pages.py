@@ -23,10 +23,12 @@ from torch import Tensor
 
 from thinwire.exchange.table.plan import Layout
 from thinwire.protocol.clock import Clock
+from thinwire.protocol.messages import Go, Have, Mark
 
 Name = tuple[int, int]
 """The generation in which a publication was announced, and its number there."""
-Tell = Callable[[int, dict[str, Any]], None]
+Tell = Callable[..., None]
+"""Sends a message of a kind, with these fields, to a worker."""
 Emit = Callable[[Name, dict[str, Any], Tensor, dict[int, list[Any]]], None]
 AGAIN_S = 20.0
 """After so long what was asked for is asked for again; a publication that not all have, under another name."""
@@ -86,7 +88,7 @@ class Publications:
             name, note = (self._generation, self._count), self._asked.popleft()
             self._announced, self._announced_at = (name, note, set()), self._clock()
             for member in self._members:
-                self._tell(member, {"t": "mark", "p": list(name), "n": note})
+                self._tell(member, Mark, name=name, note=note)
 
     def marked(self, name: Name, note: dict[str, Any]) -> None:
         """The lead has announced a publication."""
@@ -118,7 +120,7 @@ class Publications:
 
     def _look(self, name: Name, found: _Pages) -> None:
         if found.complete:
-            self._tell(self._members[0], {"t": "have", "p": list(name)})
+            self._tell(self._members[0], Have, name=name)
 
     def have(self, worker: int, name: Name) -> None:
         """A worker has all pages."""
@@ -128,7 +130,7 @@ class Publications:
         if self._announced[2] >= set(self._members):
             self._announced = None
             for member in self._members:
-                self._tell(member, {"t": "go", "p": list(name)})
+                self._tell(member, Go, name=name)
             self._announce()
 
     def go(self, name: Name) -> None:

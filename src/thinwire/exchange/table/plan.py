@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from thinwire.parameters import Fragment
 from thinwire.rules.table import deal, hosts, last_complete, tuples
 
-Mark = tuple[int, int]
+Line = tuple[int, int]
 """A checkpoint of tuples: the generation in which their line of updates began, and their version."""
 
 
@@ -38,7 +38,7 @@ class Answer(NamedTuple):
     """Servers that it hosts, some of whose tuples have yet to come."""
     still: tuple[int, ...]
     """Servers whose tuples it has sent on, and does not know to have come."""
-    kept: dict[int, list[Mark]]
+    kept: dict[int, list[Line]]
     """Checkpoints it has of servers, its own or a neighbour's."""
 
     def to_json(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class Plan(NamedTuple):
     kind: Literal["live", "back", "put"]
     """All are there; or all go back to a checkpoint; or the reference puts in what it has."""
     line: int
-    mark: Mark | None
+    mark: Line | None
     """The checkpoint to go back to."""
     host: tuple[int, ...]
     """The worker of each server."""

@@ -24,7 +24,8 @@ from thinwire.exchange.table.host import Host, as_values
 from thinwire.exchange.table.pages import AGAIN_S, Name, Publications, name_of
 from thinwire.exchange.table.server import Reply
 from thinwire.parameters import Fragment
-from thinwire.protocol.messages import Header
+from thinwire.protocol import messages
+from thinwire.protocol.messages import Commit, Get, Go, Have, Idle, Mark, Page, Value
 from thinwire.rules.finite import count_not_finite, is_finite
 from thinwire.strategies import Served
 from thinwire.transport.ports import Link
@@ -163,8 +164,16 @@ class Table(Host):
             left_out = True
             self.signals.put(LeftOut(round, count_not_finite(values), False))
         weight, values = (0.0, None) if left_out else (flight.weight, values)
-        update = {"t": "update", "k": key, "n": round, "w": weight, "rate": flight.rate, "over": flight.over}
-        self._tell(self.host(key), update, values)
+        self._tell(
+            self.host(key),
+            messages.Update,
+            None if values is None else values.numpy().data,
+            key=key,
+            number=round,
+            weight=weight,
+            rate=flight.rate,
+            over=flight.over,
+        )
 
     def _landed(self, reply: Reply) -> None:
         flight = self._flights.get(reply.number)
@@ -214,7 +223,7 @@ class Table(Host):
         if self._frozen:
             self._notes.append(note)
         elif self._rounds.members[0] != self._identity.worker:
-            self._tell(self._rounds.members[0], {"t": "note", "n": {"rows": note.get("rows", 0)}})
+            self._tell(self._rounds.members[0], messages.Noted, note={"rows": note.get("rows", 0)})
         elif "publish" in note:
             self._pages.ask(note)
 
@@ -226,35 +235,33 @@ class Table(Host):
     def _say_how_far(self) -> None:
         self.announce(self._note())
         for host in sorted(set(self._plan.host)) if self._plan else ():
-            self._tell(host, {"t": "done", "d": self.follows_until > 0})
+            self._tell(host, Idle, done=self.follows_until > 0)
 
-    def _on_note(self, sender: int, header: Header, payload: memoryview | None) -> None:
-        if not is_note(header["n"]):
+    def _on_note(self, sender: int, noted: messages.Noted, payload: memoryview | None) -> None:
+        if not is_note(noted.note):
             raise ValueError("a note is a table of what workers say with rounds")
-        self.signals.put(Noted(sender, dict(header["n"])))
+        self.signals.put(Noted(sender, dict(noted.note)))
 
     # -- generations ------------------------------------------------------------------------------------------------
 
-    def _holds(self, header: Header) -> bool:
+    def _holds(self, commit: Commit) -> bool:
         if self._fresh or self._needs_state:
-            return int(header["since"]) == 0 and bool(header["digest"] == self.digest)
+            return commit.since == 0 and commit.digest == self.digest
         return True
 
-    def _told(self) -> Header:
-        told = super()._told()
-        told["more"]["went"] = list(max(self._pages.went, self._gone))
-        return told
+    def _answer_of_table(self) -> dict[str, Any]:
+        return super()._answer_of_table() | {"went": list(max(self._pages.went, self._gone))}
 
-    def _go_on(self, header: Header, given_up: list[Launch]) -> None:
+    def _go_on(self, commit: Commit, given_up: list[Launch]) -> None:
         held, self._held = self._held, deque()
         for launch in [*given_up, *held]:
             self._start_round(launch)
-        went = max(name_of(answer["went"]) for answer in header["more"].values())
+        went = max(name_of(answer["went"]) for answer in commit.tables.values())
         self._bring()
         self._pages.begin(self._rounds.generation, self._rounds.members, self._identity.worker, went)
         early, self._early = self._early, []
-        for message in early:
-            self._receive(message)
+        for heard in early:
+            self._receive(*heard)
         for round, flight in sorted(self._flights.items()):
             if self._undone():
                 flight.missing = set(range(len(self.layout.fragments)))
@@ -343,10 +350,10 @@ class Table(Host):
     def _ask(self, view: _View) -> None:
         view.asked = self.time.now()
         for key in sorted(view.missing):
-            self._tell(self.host(key), {"t": "get", "k": key})
+            self._tell(self.host(key), Get, key=key)
 
-    def _on_value(self, sender: int, header: Header, payload: memoryview | None) -> None:
-        key = self._key(header)
+    def _on_value(self, sender: int, value: Value, payload: memoryview | None) -> None:
+        key = self._key(value)
         if sender != self._identity.worker and sender == self.host(key):
             tree = self._trees.decode(bytes(payload or b""))
             if not isinstance(tree, dict):
@@ -366,8 +373,8 @@ class Table(Host):
 
     # -- publications -----------------------------------------------------------------------------------------------
 
-    def _on_mark(self, sender: int, header: Header, payload: memoryview | None) -> None:
-        name, note = name_of(header["p"]), header["n"]
+    def _on_mark(self, sender: int, mark: Mark, payload: memoryview | None) -> None:
+        name, note = mark.name, mark.note
         if not is_note(note):
             raise ValueError("a note is a table of what workers say with rounds")
         if sender != self._rounds.members[0]:
@@ -375,30 +382,27 @@ class Table(Host):
         self._pages.marked(name, note)
         for key in sorted(self.server.books):
             state = self.server.tree(key)["state"]
-            page = self._stamped("page") | {"k": key, "p": list(name)}
             for member in self._rounds.members:
-                if member == sender and "save" in note:
-                    record = memoryview(self._trees.encode({"state": state}))
-                    self._deliver(member, page | {"whole": True}, record)
-                else:
-                    self._deliver(member, page | {"whole": False}, state[0].numpy().data)
+                whole = member == sender and "save" in note
+                data = memoryview(self._trees.encode({"state": state})) if whole else state[0].numpy().data
+                self._tell(member, Page, data, key=key, name=name, whole=whole)
 
-    def _on_page(self, sender: int, header: Header, payload: memoryview | None) -> None:
-        key = self._key(header)
-        if header["whole"]:
+    def _on_page(self, sender: int, page: Page, payload: memoryview | None) -> None:
+        key = self._key(page)
+        if page.whole:
             tree = self._trees.decode(bytes(payload or b""))
             values = list(tree["state"]) if isinstance(tree, dict) else []
         else:
             values = [as_values(payload, self.layout.fragments[key].size)]
-        self._pages.page(name_of(header["p"]), key, values, whole=bool(header["whole"]))
+        self._pages.page(page.name, key, values, whole=page.whole)
 
-    def _on_have(self, sender: int, header: Header, payload: memoryview | None) -> None:
-        self._pages.have(sender, name_of(header["p"]))
+    def _on_have(self, sender: int, have: Have, payload: memoryview | None) -> None:
+        self._pages.have(sender, have.name)
 
-    def _on_go(self, sender: int, header: Header, payload: memoryview | None) -> None:
+    def _on_go(self, sender: int, go: Go, payload: memoryview | None) -> None:
         if sender == self._rounds.members[0]:
-            self._gone = max(self._gone, name_of(header["p"]))
-            self._pages.go(name_of(header["p"]))
+            self._gone = max(self._gone, go.name)
+            self._pages.go(go.name)
 
     def _published(self, name: Name, note: dict[str, Any], model: Tensor, tuples: dict[int, list[Any]]) -> None:
         joint, version = None, min((book.version for book in self.server.books.values()), default=0)
