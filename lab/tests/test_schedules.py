@@ -11,7 +11,7 @@ import pytest
 
 import thinwire as tw
 from thinwire.cli.main import main
-from thinwire.coordinator import absences as absent
+from thinwire.coordinator import attendance as absent
 from thinwire.coordinator import checkpoints as saves
 from thinwire.coordinator import ending, membership
 from thinwire.exchange import joint, mesh
@@ -178,7 +178,7 @@ def no_memory_of_what_was_merged(patch: Any) -> None:
 
 def nobody_is_ever_behind(patch: Any) -> None:
     """A worker that was away goes on with what it has."""
-    patch.setattr(mesh.Mesh, "_holds", lambda self, header: True)
+    patch.setattr(mesh.Mesh, "_holds", lambda self, commit: True)
 
 
 def words_are_said_once(patch: Any) -> None:
@@ -193,7 +193,7 @@ def a_successor_skips_rows(patch: Any) -> None:
     def skipping(self: Any, lane: Any) -> Any:
         found = commit(self, lane)
         for send in found:
-            for entry in send.header["members"].values():
+            for entry in send.body.members.values():
                 if entry.get("position"):
                     entry["position"] = [entry["position"][0], entry["position"][1] + 1]
         return found
@@ -213,13 +213,13 @@ def a_successor_speaks_too_soon(patch: Any) -> None:
 
 def the_end_is_not_waited_for(patch: Any) -> None:
     """A worker ends on what it has when it hears that all are done, though rounds are still on their way to it."""
-    patch.setattr(worker.Worker, "_concludes", lambda self: "conclude" in self.told)
+    patch.setattr(worker.Worker, "_concludes", lambda self: self.concludes)
 
 
 def who_comes_too_late_is_taken_in(patch: Any) -> None:
     """A successor that comes when the others have the final model, and are on their way out, is waited for."""
     patch.setattr(ending.Ending, "closed", False)
-    patch.setattr(ending.Ending, "in_vain", lambda self, present, working: set())
+    patch.setattr(ending.Ending, "in_vain", lambda self: set())
 
 
 def checkpoints_are_committed_early(patch: Any) -> None:
@@ -235,7 +235,7 @@ def _careless(books: Any) -> Any:
 
 def one_who_died_at_the_end_is_missed(patch: Any) -> None:
     """A worker lost after all rows were done makes the run incomplete."""
-    patch.setattr(absent.Absences, "done", property(lambda self: set(), lambda self, value: None), raising=False)
+    patch.setattr(absent.Attendance, "done", property(lambda self: set(), lambda self, value: None), raising=False)
 
 
 def numbers_are_not_looked_at(patch: Any) -> None:

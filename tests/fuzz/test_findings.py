@@ -26,7 +26,7 @@ from tests.fuzz.of_spark import HAND, LAUNCHED, METADATA, VISIT, _post
 from thinwire import events, recipe, units
 from thinwire.checkpoint import decode, encode
 from thinwire.cluster.frames import decode_images
-from thinwire.coordinator.statistics import Ledger
+from thinwire.coordinator.records import Records
 from thinwire.dashboard.event_reducer import EventReducer, Reader
 from thinwire.dashboard.follow import Follower
 from thinwire.dashboard.prometheus import exposition
@@ -157,12 +157,12 @@ def test_an_event_with_other_fields_than_it_has_is_not_understood(fields: dict[s
 
 def test_what_a_lost_worker_left_unsaid_is_told_though_its_successor_has_yet_to_step() -> None:
     log: list[events.Event] = []
-    ledger = Ledger(log.append)
+    records = Records(log.append)
     first = TO_COORDINATOR.decode(SAID[0])
-    ledger.beat(0, 0, first, 10.0)
-    ledger.beat(0, 0, replace(first, progress=PROGRESS | {"steps": 2}), 10.1)
-    ledger.lose(0)
-    ledger.beat(0, 1, replace(first, attempt=1, sent_bytes=0, progress={}), 10.2)
+    records.beat(0, 0, first, 10.0)
+    records.beat(0, 0, replace(first, progress=PROGRESS | {"steps": 2}), 10.1)
+    records.lose(0)
+    records.beat(0, 1, replace(first, attempt=1, sent_bytes=0, progress={}), 10.2)
     assert [(event.steps, event.attempt) for event in log if isinstance(event, events.Progressed)] == [(1, 0), (2, 0)]
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from thinwire import __version__, events
-from thinwire.coordinator.coordinator import FAREWELL_S, Coordinator
+from thinwire.coordinator.attendance import FAREWELL_S
+from thinwire.coordinator.coordinator import Coordinator
 from thinwire.coordinator.outcome import Policy
 from thinwire.coordinator.ports import Exit
 from thinwire.errors import LostWorkersError, ProtocolError

@@ -8,9 +8,11 @@ import pytest
 
 from thinwire.coordinator.coordinator import Coordinator
 from thinwire.coordinator.ending import Ending
+from thinwire.coordinator.membership import Membership
 from thinwire.coordinator.outcome import Policy
 from thinwire.coordinator.ports import Exit
 from thinwire.protocol.deadlines import Deadlines
+from thinwire.protocol.forms import Body
 from thinwire.protocol.handshake import hello
 from thinwire.protocol.messages import Message
 
@@ -112,8 +114,12 @@ def test_what_another_group_has_handed_back_is_the_end_of_the_run(successor_s: f
     assert script.moment < script.done + 10
 
 
+def unheard(worker: int, attempt: int, body: Body) -> None:
+    raise AssertionError("nobody is told anything")
+
+
 def test_a_word_of_agreement_before_all_rows_are_done_changes_nothing() -> None:
-    ending = Ending(group_size=1)
+    ending = Ending(Membership(1), 1, unheard)
     ending.agreed.add(0)
     assert not ending.closed
     ending.since = 1.0
@@ -121,7 +127,7 @@ def test_a_word_of_agreement_before_all_rows_are_done_changes_nothing() -> None:
 
 
 def test_nobody_is_let_in_once_all_of_one_group_hold_the_final_model() -> None:
-    ending = Ending(2)
+    ending = Ending(Membership(4, group_size=2), 2, unheard)
     ending.agreed = {0, 1}
     assert not ending.closed, "it has not begun"
     ending.since = 1.0

@@ -9,22 +9,19 @@ from typing import Any
 
 from thinwire import events
 from thinwire.coordinator import failures
-from thinwire.coordinator.absences import Absences
-from thinwire.coordinator.checkpoints import CheckpointCommits
+from thinwire.coordinator.attendance import Attendance
 from thinwire.coordinator.ending import Ending
-from thinwire.coordinator.evaluations import Evaluations
 from thinwire.coordinator.membership import Decision, JointModelLost, Lost, Membership, Stalled
 from thinwire.coordinator.outcome import Outcome, Policy
-from thinwire.coordinator.ports import Commit, Exit, Workforce
+from thinwire.coordinator.ports import Commit, Workforce
+from thinwire.coordinator.publications import Publications
 from thinwire.coordinator.rate_limit import RateLimit
-from thinwire.coordinator.statistics import Ledger
-from thinwire.coordinator.stopping import Verdict
+from thinwire.coordinator.records import Records
 from thinwire.errors import DataError, ProtocolError
 from thinwire.protocol import messages
 from thinwire.protocol.clock import REAL, Time
 from thinwire.protocol.forms import Body, Header, header_of
-from thinwire.protocol.handshake import check_hello
-from thinwire.protocol.messages import ANY_ATTEMPT, TO_COORDINATOR, Leave, Message, Pong
+from thinwire.protocol.messages import TO_COORDINATOR, Leave, Message, Pong
 from thinwire.protocol.observation import Observer, unobserved
 from thinwire.rules.divergence import has_diverged
 from thinwire.transport.ports import Hub
@@ -32,12 +29,6 @@ from thinwire.transport.ports import Hub
 TURN_S = 0.25
 """How often it looks around when nothing comes: each time takes a processor from somebody's step."""
 MOST_LOGGED = 8
-FAREWELL_S = 0.8
-"""A worker's last word may be heard after its end is seen, when the run is ending."""
-LAST_COMMIT_S = 5.0
-"""How long a run that has diverged waits for the checkpoint that it is to be gone on with from."""
-BEFORE_A_SEAT = (messages.Join, messages.Fetch)
-"""What a worker may say without one."""
 _log = logging.getLogger("thinwire.coordinator")
 
 
@@ -59,24 +50,18 @@ class Coordinator:
         observe: Observer = unobserved,
     ) -> None:
         self._hub, self._workforce, self._policy, self._time = hub, workforce, policy, time
-        self._emit_to, self._meta, self._serve = emit, meta, serve
+        self._emit_to, self._serve = emit, serve
         self.membership = Membership(policy.workers, policy.deadlines, policy.helpers, policy.group_size, observe)
-        self.outcome, self._before_s = Outcome(), 0.0
-        self._evaluations = Evaluations(Verdict(policy.stop, policy.until))
+        self.outcome, self.records = Outcome(), Records(self._emit)
+        self._ending = Ending(self.membership, policy.group_size, self._send)
+        outward: dict[str, Any] = {"clock": time.now, "send": self._send, "emit": self._emit}
+        self.publications = Publications(self.membership, policy, self.outcome, commit=commit, meta=meta, **outward)
         if resumed:
-            self._evaluations.law.load(resumed["verdict"])
-            self.outcome.history = list(resumed["history"])
-            self._before_s = float(self.outcome.history[-1].get("seconds", 0.0)) if self.outcome.history else 0.0
-            self.outcome.train_loss = resumed.get("train_loss")
-        self._saves = CheckpointCommits(policy.group_size, commit, time.now)
-        self._finished: set[int] = set()
-        self._left: set[int] = set()
-        self.ledger = Ledger(self._emit)
-        self._ending = Ending(policy.group_size)
-        self._absent = Absences(policy.workers, policy.deadlines.rejoin_s)
-        self._allowance = RateLimit()
-        self._gone: set[tuple[int, int]] = set()
-        self._parting: dict[Exit, float] = {}
+            self.publications.load(resumed)
+        self._attendance = Attendance(
+            self.membership, workforce, policy, self.outcome, self._ending, self.records, **outward
+        )
+        self._limit = RateLimit()
         self._pending_stop: str | None = None
         self._started = self._time.now()
         self._trained_from: float | None = None
@@ -84,28 +69,25 @@ class Coordinator:
 
     def run(self, on_turn: Callable[[], None] = lambda: None) -> Outcome:
         """Serves until the run has ended; raises what ended it early."""
-        while not self._over():
+        while not self._ending.over(self._attendance.left):
             ended = self._workforce.exits()  # before its last words are read, not after
             for message in self._hub.receive(0.02 if self.membership.changing else TURN_S):
                 self._handle(message)
             for worker, attempt in self._hub.broken():
-                if worker not in self._left:
+                if worker not in self._attendance.left:
                     self.membership.suspect(worker, attempt, self._time.now())
-            self._parting = dict.fromkeys(ended, self._time.now()) | self._parting
-            for gone, since in list(self._parting.items()):
-                if self._ending.since is None or self._time.now() - since > FAREWELL_S:
-                    self._exited(gone)
+            self._act(self._attendance.ended(ended))
             self._act(self.membership.tick(self._time.now()))
             self._tick()
             on_turn()
-        self.settle(self._policy.deadlines.conclude_s)
+        self.publications.settle(self._policy.deadlines.conclude_s)
         for worker, attempt in self.membership.standing.items():
             self._send(worker, attempt, Leave(why="the run is over", done=True))
         return self._summed()
 
     def interrupt(self, reason: str = "interrupted") -> None:
         """Asks the run to save a checkpoint and stop at its next round."""
-        if not self._over():
+        if not self._ending.over(self._attendance.left):
             self.outcome.interrupted = True
             self._ask_to_stop(reason)
 
@@ -118,23 +100,57 @@ class Coordinator:
         except ProtocolError:
             self._refuse(worker, message.header)
             return
-        seat, seated = self.membership.seats.get(worker), not isinstance(body, BEFORE_A_SEAT)
-        if seated and (seat is None or seat.attempt != body.attempt):
+        if isinstance(body, messages.Join):
+            self._on_join(worker, body, now)
+        elif isinstance(body, messages.Fetch):
+            self._on_fetch(worker, body)
+        else:
+            self._from_seat(worker, body, message, now)
+
+    def _from_seat(self, worker: int, body: Any, message: Message, now: float) -> None:
+        """Takes in what only a worker with a seat may say."""
+        seat = self.membership.seats.get(worker)
+        if seat is None or seat.attempt != body.attempt:
             if isinstance(body, messages.Beat):  # a fenced or forgotten worker must not go on
                 answer = self.membership.answer(worker, body.attempt, revives=self._workforce.revives)
                 self._send(worker, body.attempt, answer)
             return
-        if seat is not None and seated:  # a heartbeat may wait behind what it sends
-            seat.last_seen, seat.suspect_since = now, None
-            if message.payload is not None:
-                self._send(worker, seat.attempt, Pong())
-        if not self._allowance.takes(worker, body.tag, now=now):
+        seat.last_seen, seat.suspect_since = now, None
+        if message.payload is not None:  # a heartbeat may wait behind what it sends
+            self._send(worker, seat.attempt, Pong())
+        if not self._limit.takes(worker, body.tag, now=now):
             self._refuse(worker, message.header)
             return
-        getattr(self, f"_on_{body.tag}")(worker, body, message.payload, now)
-
-    def _send(self, worker: int, attempt: int, body: Body) -> None:
-        self._hub.send(worker, attempt, header_of(body))
+        match body:
+            case messages.Beat():
+                self.membership.beat(body, worker, now)
+                self._send(worker, body.attempt, Pong())
+                self.records.beat(worker, seat.attempt, body, now)
+            case messages.Prepared():
+                self._act(self.membership.prepared(body, worker, now))
+            case messages.Apart():  # also where nobody else has noticed that the group is broken
+                self.membership.come_together(worker, body.meeting, now)
+            case messages.Evaluated():
+                self.publications.on_evaluated(worker, body)
+            case messages.Caught():
+                self.publications.on_caught(worker, body)
+            case messages.Saved():
+                self.publications.on_saved(worker, body)
+            case messages.Finished():
+                self._attendance.finished.add(worker)
+            case messages.Agreed():
+                self._ending.agreed.add(worker)
+            case messages.Bye():
+                self._attendance.left.add(worker)
+                self._send(worker, body.attempt, Pong())  # it waits until it was heard
+            case messages.Epoch():
+                self.outcome.train_loss = self.records.on_epoch(worker, body)
+            case messages.Happened():
+                self._on_event(body)
+            case messages.Failed():
+                self._on_failed(worker, body)
+            case messages.Result():
+                self._on_result(worker, body, message.payload)
 
     def _refuse(self, worker: int, header: Header) -> None:
         """Counts what a worker must not say; the first times it is logged."""
@@ -142,34 +158,20 @@ class Coordinator:
         if self.outcome.refused <= MOST_LOGGED:
             _log.warning("the coordinator refused %s of worker %s", reprlib.repr(header), worker)
 
-    def _on_join(self, worker: int, join: messages.Join, payload: memoryview | None, now: float) -> None:
+    def _on_join(self, worker: int, join: messages.Join, now: float) -> None:
         if not 0 <= worker < self._policy.workers + self._policy.helpers:
             self._refuse(worker, header_of(join))
             return
-        check_hello(worker, join)
-        if (worker, join.attempt) in self._gone:
-            return  # its process ended while this was on the way
-        back, ending = self.membership.attempts.get(worker) == join.attempt, self._ending.since is not None
-        others = self.membership.working - {worker}
-        if ending and (worker in self.membership.unseen or (self._ending.closed and others)):
-            self._gone.add((worker, join.attempt))
-            self._send(worker, join.attempt, Leave(why="the run is ending", done=True))
+        back = self.membership.attempts.get(worker) == join.attempt
+        if not self._attendance.admits(worker, join):
             return
         self._act(self.membership.join(join, worker, now))
         seat = self.membership.seats.get(worker)
         if seat is not None and seat.attempt == join.attempt:
-            self._ending.late |= {worker} if ending and not back else set()
-            for verdict in self._evaluations.verdicts:
-                if back or verdict.stop:  # judged while it had no seat; that the run is to end all must know
-                    self._send(worker, seat.attempt, verdict)
-            self._finished.discard(worker)
-            self._evaluations.excused.pop(worker, None)
-            if join.rows == 0 and worker < self._policy.workers:
-                _log.warning("worker %s on %s has no rows to train on: its partition is empty", worker, seat.host)
-            again = self._absent.since.pop(worker, None) is not None
-            self.ledger.joined(seat, self.membership.rows[worker], again=again)
+            self.publications.welcome(worker, seat.attempt, back=back)
+            self._attendance.seated(worker, join, back=back)
 
-    def _on_fetch(self, worker: int, fetch: messages.Fetch, payload: memoryview | None, now: float) -> None:
+    def _on_fetch(self, worker: int, fetch: messages.Fetch) -> None:
         """A worker that has yet to join wants a piece of its rows."""
         if self._serve is not None and 0 <= worker < self._policy.workers:
             try:
@@ -180,35 +182,7 @@ class Coordinator:
             piece = messages.Piece(name=fetch.name, index=fetch.index, count=count)
             self._hub.send(worker, fetch.attempt, header_of(piece), memoryview(data))
 
-    def _on_beat(self, worker: int, beat: messages.Beat, payload: memoryview | None, now: float) -> None:
-        self.membership.beat(beat, worker, now)
-        self._send(worker, beat.attempt, Pong())
-        seat = self.membership.seats[worker]
-        self.ledger.beat(worker, seat.attempt, beat, now)
-
-    def _on_prepared(self, worker: int, answer: messages.Prepared, payload: memoryview | None, now: float) -> None:
-        self._act(self.membership.prepared(answer, worker, now))
-
-    def _on_evaluated(self, worker: int, report: messages.Evaluated, payload: memoryview | None, now: float) -> None:
-        self._evaluations.hear(worker, report)
-        for verdict in self._evaluations.told(report.number):  # to a newcomer: the others have done this one
-            self._send(worker, report.attempt, verdict)
-
-    def _on_caught(self, worker: int, caught: messages.Caught, payload: memoryview | None, now: float) -> None:
-        """Publications up to this one were made before the worker had the joint state: it has no part in them."""
-        self._evaluations.excused[worker] = caught.published
-        self.membership.caught(worker)
-
-    def _on_saved(self, worker: int, saved: messages.Saved, payload: memoryview | None, now: float) -> None:
-        self._saves.hear(worker, saved)
-
-    def _on_finished(self, worker: int, finished: messages.Finished, payload: memoryview | None, now: float) -> None:
-        self._finished.add(worker)
-
-    def _on_epoch(self, worker: int, ended: messages.Epoch, payload: memoryview | None, now: float) -> None:
-        self.outcome.train_loss = self.ledger.epoch(worker, ended)
-
-    def _on_event(self, worker: int, happened: messages.Happened, payload: memoryview | None, now: float) -> None:
+    def _on_event(self, happened: messages.Happened) -> None:
         if happened.type is None:
             return
         fields = dict(happened.fields)
@@ -217,30 +191,20 @@ class Coordinator:
             fields["host"] = "" if whose is None else whose.host
         self._emit(self.outcome.heed(happened.type(**fields)))
 
-    def _on_failed(self, worker: int, failed: messages.Failed, payload: memoryview | None, now: float) -> None:
+    def _on_failed(self, worker: int, failed: messages.Failed) -> None:
         if failed.kind == "DivergedError":
-            self._save_no_more()
+            self.publications.stop()
         event, error = failures.failure(self.membership.seats[worker], failed, self.outcome)
         self._emit(event)
         raise error
 
-    def _on_result(self, worker: int, result: messages.Result, payload: memoryview | None, now: float) -> None:
+    def _on_result(self, worker: int, result: messages.Result, payload: memoryview | None) -> None:
         if payload is None or result.part >= self._policy.group_size:
             self._refuse(worker, header_of(result))
-        elif self._ending.harvest.take(result, payload):
-            self.outcome.results = self._ending.harvest.results
-            self._broadcast(messages.Done())
-
-    def _on_agreed(self, worker: int, agreed: messages.Agreed, payload: memoryview | None, now: float) -> None:
-        self._ending.agreed.add(worker)
-
-    def _on_apart(self, worker: int, apart: messages.Apart, payload: memoryview | None, now: float) -> None:
-        """A worker has lost its group, also where nobody else has noticed."""
-        self.membership.come_together(worker, apart.meeting, now)
-
-    def _on_bye(self, worker: int, bye: messages.Bye, payload: memoryview | None, now: float) -> None:
-        self._left.add(worker)
-        self._send(worker, bye.attempt, Pong())  # it waits until it was heard
+        elif self._ending.chunks.take(result, payload):
+            self.outcome.results = self._ending.chunks.results
+            for seat in self.membership.seats.values():
+                self._send(seat.worker, seat.attempt, messages.Done())
 
     # -- decisions --------------------------------------------------------------------------------------------------
 
@@ -248,161 +212,76 @@ class Coordinator:
         committed = False
         for decision in decisions:
             if isinstance(decision, Lost):
-                self._lose(decision)
-                continue
-            if isinstance(decision, Stalled):
-                self.ledger.stalled(decision, {w: seat.host for w, seat in self.membership.seats.items()})
-                continue
-            if isinstance(decision, JointModelLost):
+                self._attendance.lose(decision)
+            elif isinstance(decision, Stalled):
+                self.records.stalled(decision, {w: seat.host for w, seat in self.membership.seats.items()})
+            elif isinstance(decision, JointModelLost):
                 if not self.outcome.results:
-                    raise failures.bereft()
-                continue
-            self._send(decision.worker, decision.attempt, decision.body)
-            committed = committed or isinstance(decision.body, messages.Commit)
-        if committed:
-            members = self.membership
-            self._trained_from = self._trained_from or self._time.now()
-            self._emit(
-                events.GenerationFormed(
-                    generation=members.generation,
-                    members=members.members,
-                    reference=members.reference,
-                    landed=members.landed,
-                )
-            )
-            self.outcome.generations += 1
-            if self._pending_stop:  # a new first worker may not have heard of it
-                self._ask_to_stop(self._pending_stop)
-            if self._ending.since is not None:
-                self._conclude()
-
-    def _lose(self, lost: Lost) -> None:
-        if lost.worker in self._left:
+                    raise failures.joint_model_lost()
+            else:
+                self._send(decision.worker, decision.attempt, decision.body)
+                committed = committed or isinstance(decision.body, messages.Commit)
+        if not committed:
             return
-        if not self._workforce.revives:
-            self._gone.add((lost.worker, lost.attempt))
-        self.outcome.workers_lost += 1
-        self._absent.since[lost.worker] = self._time.now()
-        if self._ending.since is not None and lost.worker in self._finished:
-            self._absent.done.add(lost.worker)
-        self._finished.discard(lost.worker)
-        self._ending.agreed.discard(lost.worker)
-        steps = self.ledger.lose(lost.worker)
+        members = self.membership
+        self._trained_from = self._trained_from or self._time.now()
         self._emit(
-            events.WorkerLost(
-                worker=lost.worker,
-                attempt=lost.attempt,
-                host=lost.host,
-                reason=lost.reason,
-                steps=steps,
+            events.GenerationFormed(
+                generation=members.generation,
+                members=members.members,
+                reference=members.reference,
+                landed=members.landed,
             )
         )
-        if self._ending.closed or not self._workforce.replace(lost.worker, lost.attempt + 1):
-            self._absent.never.add(lost.worker)
-            if lost.worker < self._policy.workers and lost.worker not in self._absent.done:
-                self.outcome.unreplaced.add(lost.worker)
-            alive = len(self.membership.working)
-            if alive < self._policy.min_workers and not self._ending.closed:
-                raise failures.too_few(self._policy, lost, alive)
+        self.outcome.generations += 1
+        if self._pending_stop:  # a new first worker may not have heard of it
+            self._ask_to_stop(self._pending_stop)
+        if self._ending.since is not None:
+            self._ending.conclude()
 
-    def _exited(self, gone: Exit) -> None:
-        del self._parting[gone]
-        known = (gone.worker, gone.attempt) in self._gone
-        self._gone.add((gone.worker, gone.attempt))
-        if known or gone.worker in self._left:
-            return
-        now, seat = self._time.now(), self.membership.seats.get(gone.worker)
-        attempt = seat.attempt if seat is not None and gone.attempt == ANY_ATTEMPT else gone.attempt
-        decisions: list[Decision] = self.membership.lose(gone.worker, attempt, gone.reason, now)
-        if not decisions and gone.worker not in self.membership.seats:
-            decisions = [Lost(gone.worker, gone.attempt, f"{gone.reason} before it joined")]
-        self._act(decisions)
+    def _tick(self) -> None:
+        self.publications.judge(self._trained_from or self._started)
+        self.publications.settle()
+        self._check_progress(over=False)
+        self._attendance.dismiss(self._ending.in_vain() - self._attendance.left)
+        if self._ending.since is None:
+            self._look_for_the_end()
+        elif self._time.now() - self._ending.since > self._policy.deadlines.conclude_s:
+            slow = set(self.membership.seats) - self._attendance.left
+            if not self.outcome.results:
+                raise failures.too_slow(self._policy, sorted(slow))
+            self._attendance.dismiss(slow)
+        self._check_attendance()
 
-    def _save_no_more(self) -> None:
-        """The run has diverged: what is whole by now is committed, so that the error names it, and nothing later is."""
-        self.settle(LAST_COMMIT_S)
-        self._saves.stop()
+    def _look_for_the_end(self) -> None:
+        """The run ends once the workers that are here have done their rows, and none is awaited."""
+        now, members, attendance = self._time.now(), self.membership, self._attendance
+        stopping = self.outcome.stopped_early or self._pending_stop is not None
+        done = {worker for worker in attendance.finished if worker < self._policy.workers}
+        makes_room, missed = self._workforce.revives and not stopping, attendance.missed - attendance.never
+        if makes_room:
+            self._act(members.make_room(done, missed, now))
+        alive, more = members.working, makes_room and members.room_for(done, missed, now)
+        if alive and alive <= attendance.finished and members.settled and not more and not attendance.awaited():
+            self._check_progress(over=True)
+            self._trained_to = self._ending.since = now
+            attendance.dismiss(members.present - alive)
+            self._ending.conclude()
 
     def _check_progress(self, *, over: bool) -> None:
         """Ends a run in which no worker gets on."""
-        told = [self.ledger.progress_of(w) for w in self.membership.working]
-        if has_diverged(told, over=over):
-            self._save_no_more()
+        if has_diverged([self.records.progress_of(w) for w in self.membership.working], over=over):
+            self.publications.stop()
             raise failures.keeps_failing(self.membership.seats, self.outcome)
 
-    def _tick(self) -> None:
-        now, members, ended = self._time.now(), self.membership, bool(self._left or self.outcome.results)
-        self._judge()
-        self.settle()
-        self._check_progress(over=False)
-        self._dismiss(self._ending.in_vain(members.present, members.working) - self._left)
-        if self._ending.since is None:
-            stopping = self.outcome.stopped_early or self._pending_stop is not None
-            done = {worker for worker in self._finished if worker < self._policy.workers}
-            makes_room, missed = self._workforce.revives and not stopping, self._absent.missed - self._absent.never
-            if makes_room:
-                self._act(members.make_room(done, missed, now))
-            alive, more = members.working, makes_room and members.room_for(done, missed, now)
-            if alive and alive <= self._finished and members.settled and not more and not self._absent.awaited(now):
-                self._check_progress(over=True)
-                self._trained_to = now
-                self._ending.since = now
-                self._dismiss(members.present - alive)
-                self._conclude()
-        elif now - self._ending.since > self._policy.deadlines.conclude_s:
-            slow = set(members.seats) - self._left
-            if not self.outcome.results:
-                raise failures.too_slow(self._policy, sorted(slow))
-            self._dismiss(slow)
+    def _check_attendance(self) -> None:
+        """Ends a run that nobody is in."""
+        members, ended = self.membership, bool(self._attendance.left or self.outcome.results)
         if not members.working and not members.formed:
-            if now - self._started > self._policy.deadlines.start_s:
+            if self._time.now() - self._started > self._policy.deadlines.start_s:
                 raise failures.nobody_came(self._policy)
-        elif (not members.working or members.waits) and not (ended or self._absent.awaited(now)):
+        elif (not members.working or members.waits) and not (ended or self._attendance.awaited()):
             raise failures.nobody_left(self._policy, members.present)
-
-    def _conclude(self) -> None:
-        """All rows are done, and so many rounds landed with whoever launched them: all are to have them."""
-        lane_of, landed = self.membership.groups.lane_of, dict[int, int]()
-        for seat in self.membership.seats.values():
-            landed[lane_of(seat.worker)] = max(seat.landed, landed.get(lane_of(seat.worker), 0))
-        for seat in self.membership.seats.values():
-            self._send(seat.worker, seat.attempt, messages.Conclude(landed=landed[lane_of(seat.worker)]))
-
-    def _dismiss(self, workers: set[int]) -> None:
-        """The run ends without these, whose group is not whole."""
-        for worker in workers:
-            seat = self.membership.seats.pop(worker)
-            if worker not in self._finished | self._absent.done:
-                self._absent.since.setdefault(worker, self._time.now())
-            self._gone.add((worker, seat.attempt))
-            self._send(worker, seat.attempt, Leave(why="the run is ending", done=True))
-
-    def _judge(self) -> None:
-        """Evaluations whose reports are all in come to a verdict, which every worker hears."""
-        alive = set(self.membership.members) & set(self.membership.seats)
-        done = {w: int(p.get("rows", 0)) for w, p in self.membership.remembered.items()}
-        for judged in self._evaluations.ready(alive, done, self.membership.total_rows, self.outcome.train_loss):
-            self.outcome.metrics = judged.event.metrics
-            seconds = self._time.now() - (self._trained_from or self._started)
-            self.outcome.history.append(judged.row | {"seconds": round(seconds + self._before_s, 3)})
-            self._emit(judged.event)
-            if judged.stop is not None:
-                self.outcome.stopped_early = True
-                self.outcome.reason = self.outcome.reason or judged.stop
-            self._broadcast(judged.verdict())
-
-    def settle(self, patience_s: float = 0.0) -> None:
-        """Has checkpoints that are whole committed, and hears what became of earlier ones; waits for them so long."""
-        needed = set(self.membership.members) & set(self.membership.seats)
-        for _ in range(2 if patience_s else 1):  # who waits also sees to what became whole behind the others
-            self._saves.begin(needed, self._state)
-            for event in self._saves.ended(patience_s):
-                self._emit(self.outcome.heed(event))
-
-    def _state(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside the workers' parts."""
-        kept = {"verdict": self._evaluations.law.state(), "history": list(self.outcome.history)}
-        return kept | self._meta() | {"train_loss": self.outcome.train_loss}
 
     def _ask_to_stop(self, reason: str) -> None:
         self._pending_stop = reason
@@ -412,33 +291,20 @@ class Coordinator:
             if first is not None:
                 self._send(first.worker, first.attempt, messages.Stop(why=reason, save=True))
 
-    def ask_to_stop(self, reason: str) -> None:
-        """Ends the run early, as a callback may want."""
-        if self._pending_stop is None:
-            self.outcome.stopped_early = True
-            self._ask_to_stop(reason)
-
-    def _broadcast(self, body: Body) -> None:
-        for seat in self.membership.seats.values():
-            self._send(seat.worker, seat.attempt, body)
-
-    def progress(self) -> list[dict[str, Any]]:
-        """What the last heartbeat of each worker said of its steps."""
-        return [beat.progress for beat in self.ledger.last.values()]
-
-    def _over(self) -> bool:
-        return bool(self._left or self.outcome.results) and set(self.membership.seats) <= self._left
-
     def _summed(self) -> Outcome:
         out = self.outcome
-        self.ledger.sum_up(out, self.membership.total_rows)
+        self.records.sum_up(out, self.membership.total_rows)
         out.refused += int(getattr(self._hub, "refused", 0))
         if self._trained_from is not None:
             out.train_s = (self._trained_to or self._time.now()) - self._trained_from
-        missed = (set(self.membership.unseen) | self._absent.missed) - self._absent.done
-        out.lack(missed - self._absent.never)  # those are counted already
+        missed = (set(self.membership.unseen) | self._attendance.missed) - self._attendance.done
+        out.lack(missed - self._attendance.never)  # those are counted already
         return out
 
+    def _send(self, worker: int, attempt: int, body: Body) -> None:
+        self._hub.send(worker, attempt, header_of(body))
+
     def _emit(self, event: events.Event) -> None:
-        if self._emit_to(event) is True:
-            self.ask_to_stop("a callback asked for it")
+        if self._emit_to(event) is True and self._pending_stop is None:
+            self.outcome.stopped_early = True
+            self._ask_to_stop("a callback asked for it")

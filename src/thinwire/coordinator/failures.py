@@ -71,7 +71,7 @@ def too_slow(policy: Policy, slow: list[int]) -> TimedOutError:
     return TimedOutError(f"workers {slow} did not end within {within}; look at their logs")
 
 
-def bereft() -> LostWorkersError:
+def joint_model_lost() -> LostWorkersError:
     """Why a run ends in which nobody holds the joint model."""
     return LostWorkersError(
         "all workers that held the joint model were lost before their replacements had taken it over; "

@@ -6,6 +6,7 @@ far the joint model has come before they go on with other members: see `thinwire
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -48,6 +49,7 @@ class JointModelLost(NamedTuple):
 
 
 Decision = Send | Lost | Stalled | JointModelLost
+ROWS_ARE_DONE = Leave(why="its rows are done", done=True)
 
 
 @dataclass
@@ -82,6 +84,38 @@ class Seat:
     waits_for: dict[str, list[int]] = field(default_factory=dict)
     """Its open rounds, and the workers that each still misses something from."""
     progress: dict[str, Any] = field(default_factory=dict)
+
+
+class StallWatch:
+    """Rounds that wait too long may wait for a message that a broken connection lost: all are launched again.
+
+    Where a worker is only slow, that costs little and changes nothing; each time in vain it is done half as often.
+    """
+
+    def __init__(self, stall_s: float) -> None:
+        self._stall_s = self._patience_s = stall_s
+
+    def note(self, seat: Seat, landed: int, now: float) -> None:
+        """A worker has told how many rounds it has landed, and what it waits for."""
+        if landed != seat.landed:
+            self._patience_s = self._stall_s
+        if landed != seat.landed or not seat.waits_for:
+            seat.stalled_since = None
+        elif seat.stalled_since is None:
+            seat.stalled_since = now
+
+    def look(self, seats: Iterable[Seat], now: float) -> Stalled | None:
+        """The worker that has waited longest, if that is too long."""
+        stalled = [(seat.stalled_since, seat.worker, seat) for seat in seats if seat.stalled_since is not None]
+        if not stalled:
+            return None
+        since, worker, longest = min(stalled)
+        if now - since < self._patience_s:
+            return None
+        for _, _, seat in stalled:
+            seat.stalled_since = None
+        self._patience_s *= 2
+        return Stalled(worker, now - since, dict(longest.waits_for))
 
 
 class Membership:
@@ -122,13 +156,13 @@ class Membership:
         self._changed_at: float | None = None
         self.formed = self.waits = False
         """Whether a generation has formed; and whether none can, because who holds a part is in no whole group."""
-        self._patience_s = self.deadlines.stall_s
+        self._stalls = StallWatch(self.deadlines.stall_s)
 
     def join(self, join: Join, worker: int, now: float) -> list[Decision]:
         """Takes a worker in. Of two attempts the newer stays, unless the older alone holds the joint model."""
         attempt = join.attempt
         if (worker, attempt) in self.retired:
-            return [self._farewell(worker, attempt)]
+            return [Send(worker, attempt, ROWS_ARE_DONE)]
         if not 0 <= worker < self.workers + self.helpers or attempt < self.attempts.get(worker, -1):
             return [Send(worker, attempt, Leave(why="a newer attempt has taken this place"))]
         found: list[Decision] = []
@@ -208,10 +242,7 @@ class Membership:
         self._room_made = now
         self.retired.add((seat.worker, seat.attempt))
         self.lose(seat.worker, seat.attempt, "", now)
-        return [self._farewell(seat.worker, seat.attempt)]
-
-    def _farewell(self, worker: int, attempt: int) -> Send:
-        return Send(worker, attempt, Leave(why="its rows are done", done=True))
+        return [Send(seat.worker, seat.attempt, ROWS_ARE_DONE)]
 
     def room_for(self, finished: set[int], lost: set[int], now: float) -> bool:
         """Whether a worker that never came, or was lost, may still come, once all who are here are done."""
@@ -237,12 +268,7 @@ class Membership:
         if seat is None or seat.attempt != beat.attempt:
             return False
         seat.last_seen, seat.suspect_since, seat.waits_for = now, None, beat.waiting
-        if beat.landed != seat.landed:
-            self._patience_s = self.deadlines.stall_s
-        if beat.landed != seat.landed or not seat.waits_for:
-            seat.stalled_since = None
-        elif seat.stalled_since is None:
-            seat.stalled_since = now
+        self._stalls.note(seat, beat.landed, now)
         seat.landed = beat.landed
         if beat.progress:
             seat.progress = dict(beat.progress)
@@ -274,28 +300,17 @@ class Membership:
         for seat in list(self.seats.values()):
             if seat.called_at is not None and now - seat.called_at > self.deadlines.prepare_s:
                 found += self.lose(seat.worker, seat.attempt, "did not answer the call to a generation", now)
-        found += self._look_for_a_stall(now)
+        if self._changed_at is None and self._all_prepared and (stalled := self._stalls.look(self.seats.values(), now)):
+            self._changed_at = now
+            found.append(stalled)
         if self._changed_at is not None and now - self._changed_at >= self.deadlines.settle_s:
             found += self._prepare(now)
         return found
 
-    def _look_for_a_stall(self, now: float) -> list[Decision]:
-        """A round that waits too long may wait for a message that a broken connection lost: all are launched again.
-
-        Where a worker is only slow, that costs little and changes nothing; each time in vain it is done half as often.
-        """
-        if self._changed_at is not None or any(s.prepared != self.generation for s in self.seats.values()):
-            return []
-        stalled = [s for s in self.seats.values() if s.stalled_since is not None]
-        longest = min(stalled, key=lambda s: (s.stalled_since, s.worker), default=None)
-        if longest is None or longest.stalled_since is None or now - longest.stalled_since < self._patience_s:
-            return []
-        seconds = now - longest.stalled_since
-        for seat in stalled:
-            seat.stalled_since = None
-        self._patience_s *= 2
-        self._changed_at = now
-        return [Stalled(longest.worker, seconds, dict(longest.waits_for))]
+    @property
+    def _all_prepared(self) -> bool:
+        """Whether all seats have answered the last call to a generation."""
+        return all(seat.prepared == self.generation for seat in self.seats.values())
 
     @property
     def changing(self) -> bool:
@@ -343,7 +358,7 @@ class Membership:
         return [Send(s.worker, s.attempt, Prepare(generation=self.generation)) for s in self.seats.values()]
 
     def _try_commit(self) -> list[Decision]:
-        if self._changed_at is not None or any(s.prepared != self.generation for s in self.seats.values()):
+        if self._changed_at is not None or not self._all_prepared:
             return []
         here = [s for s in self.seats.values() if s.worker in self.working or s.worker >= self.workers]
         if not here:
@@ -370,7 +385,7 @@ class Membership:
         self.reference, self.landed = reference.worker, reference.landed
         members: dict[int, dict[str, Any]] = {}
         for seat in lane:
-            if seat is reference or self._equals(seat, reference):
+            if seat is reference or _equals(seat, reference):
                 seat.blank = False  # it holds the joint model without being handed it
             entry: dict[str, Any] = {"address": seat.address, "attempt": seat.attempt}
             again = seat.attempt != self._firsts[seat.worker]  # also where it thinks otherwise, and loaded a checkpoint
@@ -393,14 +408,14 @@ class Membership:
         meets = {worker: seat.meets for worker, seat in self.seats.items()}
         return [Send(s.worker, s.attempt, replace(commit, group=self.groups.told(s.worker, meets))) for s in lane]
 
-    @staticmethod
-    def _equals(seat: Seat, reference: Seat) -> bool:
-        """Whether it holds what the reference holds; each worker judges the same for itself (`Mesh`)."""
-        if seat.since != reference.since:
-            return False
-        if seat.fresh:
-            return reference.landed == 0 and seat.digest == reference.digest
-        return seat.landed == reference.landed
+
+def _equals(seat: Seat, reference: Seat) -> bool:
+    """Whether it holds what the reference holds; each worker judges the same for itself (`Mesh`)."""
+    if seat.since != reference.since:
+        return False
+    if seat.fresh:
+        return reference.landed == 0 and seat.digest == reference.digest
+    return seat.landed == reference.landed
 
 
 def _newest(lane: list[Seat]) -> Seat:

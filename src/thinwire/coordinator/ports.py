@@ -5,6 +5,21 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
+from thinwire import events
+from thinwire.protocol.forms import Body
+
+
+class Send(Protocol):
+    """Sends a message to an attempt of a worker."""
+
+    def __call__(self, worker: int, attempt: int, body: Body) -> None: ...
+
+
+class Emit(Protocol):
+    """Puts an event into the run's log."""
+
+    def __call__(self, event: events.Event) -> None: ...
+
 
 class Exit(NamedTuple):
     """A worker that has ended."""

@@ -202,7 +202,7 @@ class Display:
             self._face.show(self._state())
 
     def _state(self) -> State:
-        states = self._coordinator.progress()
+        states = [beat.progress for beat in self._coordinator.records.last.values()]
         rows = sum(int(s.get("rows", 0)) for s in states)
         losses = [float(s["loss"]) for s in states if s.get("loss") is not None]
         loss = f"loss {sum(losses) / len(losses):.4f}" if losses else ""

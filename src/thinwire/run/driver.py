@@ -119,7 +119,7 @@ class Run:
         finally:
             workforce.stop()
             if self._coordinator is not None:
-                self._coordinator.settle(SETTLE_S)
+                self._coordinator.publications.settle(SETTLE_S)
                 self._io.shutdown(wait=False)
                 self.saved = self._coordinator.outcome.checkpoint or self.saved
                 self.lost += self._coordinator.outcome.workers_lost

@@ -1,4 +1,4 @@
-"""The coordinator's books: the workers' last heartbeats, and what they add up to."""
+"""What workers have reported of their steps: the last heartbeats, losses of epochs, and what they add up to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thinwire.protocol.messages import Beat, Epoch
 EMIT_S = 1.0
 
 
-class Ledger:
+class Records:
     """Takes heartbeats and epochs in, gives events and totals out."""
 
     def __init__(self, emit: Callable[[events.Event], Any]) -> None:
@@ -79,7 +79,7 @@ class Ledger:
             )
         )
 
-    def epoch(self, worker: int, ended: Epoch) -> float | None:
+    def on_epoch(self, worker: int, ended: Epoch) -> float | None:
         """Books a worker's epoch; returns the training loss of the newest epoch over the workers that ended it."""
         epoch, rows, loss = ended.epoch, ended.rows, ended.loss
         if loss is not None and epoch > self._newest:
