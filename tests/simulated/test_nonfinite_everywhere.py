@@ -104,7 +104,25 @@ def test_it_is_the_same_with_every_codec(tmp_path: Path, codec: str, name: str, 
     diverged_or_sound(tmp_path, site, known(name), codec=codec)
 
 
+class ByRows(torch.optim.Optimizer):
+    """Keeps a number for each row of a parameter, as SM3 does, and all of them once more in a list."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            gradient = parameter.grad.flatten(1) if parameter.dim() > 1 else parameter.grad[:, None]
+            state = self.state[parameter]
+            state["rows"] = state.get("rows", torch.zeros(len(gradient))) + gradient.square().sum(1)
+            state["seen"] = [state["rows"].clone()]
+            scaled = 0.1 * gradient / (state["rows"].sqrt()[:, None] + 1e-3)
+            parameter.sub_(scaled.view_as(parameter))
+
+
 OPTIMIZERS: dict[str, Any] = {
+    "one of rows": ByRows,
     "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01),
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
     "adam with amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
