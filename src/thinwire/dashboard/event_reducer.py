@@ -207,12 +207,12 @@ class EventReducer:
             self._mark(now, "hurts", f"exchanging hurts: {event['hurts']}")
 
     def _on_evaluated(self, event: dict[str, Any], now: float) -> None:
-        for name, value in (event.get("metrics") or {}).items():
+        metrics = {name[:LONGEST]: float(value) for name, value in (event.get("metrics") or {}).items()}
+        for name, value in metrics.items():
             if f"m:{name}" not in self.series and len(self.series) >= MOST_METRICS:
-                raise ValueError(f"metric {name[:LONGEST]} is one too many for a page")
-            series = self.series.setdefault(f"m:{name[:LONGEST]}", Series())
-            series.add(now, float(event.get("steps", 0)), float(value))
-        self._show({"metrics": event.get("metrics"), "evaluated": event.get("number")})
+                raise ValueError(f"metric {name} is one too many for a page")
+            self.series.setdefault(f"m:{name}", Series()).add(now, float(event.get("steps", 0)), value)
+        self._show({"metrics": metrics, "evaluated": event.get("number")})
 
     def _on_checkpoint_saved(self, event: dict[str, Any], now: float) -> None:
         self._show({"checkpoint": event.get("name")})
