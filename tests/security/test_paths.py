@@ -156,8 +156,10 @@ FILES_OF_CAFFE = {
     "an infogain matrix": "input: 'x' input_shape { dim: 1 dim: 2 } input: 'y' input_shape { dim: 1 }"
     " layer { name: 'l' type: 'InfogainLoss' bottom: 'x' bottom: 'y' infogain_loss_param { source: 'FILE' } }",
     "HDF5": "layer { name: 'd' type: 'HDF5Data' top: 'x' top: 'y' hdf5_data_param { source: 'FILE' batch_size: 1 } }",
-    "pictures": "layer { name: 'd' type: 'ImageData' top: 'x' top: 'y' image_data_param { source: 'FILE' batch_size: 1 } }",
-    "windows": "layer { name: 'd' type: 'WindowData' top: 'x' top: 'y' window_data_param { source: 'FILE' batch_size: 1 } }",
+    "pictures": "layer { name: 'd' type: 'ImageData' top: 'x' top: 'y'"
+    " image_data_param { source: 'FILE' batch_size: 1 } }",
+    "windows": "layer { name: 'd' type: 'WindowData' top: 'x' top: 'y'"
+    " window_data_param { source: 'FILE' batch_size: 1 } }",
 }
 
 

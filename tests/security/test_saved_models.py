@@ -296,7 +296,9 @@ def test_values_within_values_are_not_code_either(code: dict[str, Any]) -> None:
             made_of(code, slot, Source("saved"))
 
 
-@pytest.mark.parametrize("trusted", ["test", "tests.security.test_saved", "Tests", "TESTS", "tests.security.test_saved_models.x"])
+@pytest.mark.parametrize(
+    "trusted", ["test", "tests.security.test_saved", "Tests", "TESTS", "tests.security.test_saved_models.x"]
+)
 def test_trust_is_in_whole_parts_of_a_name_as_it_is_written(trusted: str) -> None:
     if trusted.partition(".")[0] in sys.stdlib_module_names:
         with pytest.raises(ConfigError):

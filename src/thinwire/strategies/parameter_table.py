@@ -55,7 +55,7 @@ class ParameterTable(Served):
         at_least(self, 0, ahead=self.ahead, staleness=self.staleness, compensation=self.compensation)
         if self.optimizer is not None and not callable(self.optimizer):
             raise ConfigError(
-                f"ParameterTable.optimizer = {reprlib.repr(self.optimizer)} cannot be called; it must make the servers' "
+                f"ParameterTable.optimizer = {reprlib.repr(self.optimizer)} cannot be called; it must make an "
                 "optimizer from parameters, as torch.optim.SGD does. Leave it out to take the one of train.optimizer."
             )
 

@@ -1,4 +1,4 @@
-"""`thinwire bench strangers`: what a thousand hostile connections without keys take from a run, and what it goes on doing.
+"""`thinwire bench strangers`: what a thousand hostile connections without keys take from a run.
 
 As a program (`python -m thinwire_lab.bench.strangers`) it is the run: two workers that train until they are killed.
 """
