@@ -14,8 +14,8 @@ def test_strangers_come_to_the_port_of_a_process_are_shown_out_and_leave() -> No
     try:
         port = int(hub.address.rpartition(":")[2])
         assert _port_of(os.getpid()) == port
-        mob = Mob(port, count=2 * len(KINDS))
-        while hub.refused < 4:  # those with the long frame: the others have until the end of a handshake's time
+        mob = Mob(port, longest=1 << 10, count=2 * len(KINDS))
+        while hub.refused < 4:  # those with a frame: the others have until the end of a handshake's time
             assert hub.receive(0.05) == []
             time.sleep(0.01)
         told = mob.leave()

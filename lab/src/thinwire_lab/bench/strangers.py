@@ -24,17 +24,18 @@ from typing import Any
 from thinwire import events
 from thinwire.errors import WorkerError
 from thinwire.transport.admission import raise_descriptor_limit
+from thinwire.transport.zmq import HUB_PIECE_BYTES, PIECE_BYTES
 from thinwire_lab.bench.bare import BATCH_SIZE, mlp, synthetic
 from thinwire_lab.bench.report import Report, Row, Say
 from thinwire_lab.soak.gauges import of_process
 
 CONNECTIONS = 1000
-KINDS = ("silent", "half a greeting", "slow frame")
+KINDS = ("silent", "half a greeting", "a frame of 63 MiB in pieces", "the longest frame in pieces")
 GREETING = b"\xff" + bytes(7) + b"\x01\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
 """ZMTP's, as libzmq says it."""
 FRAME_BYTES = 63 << 20
 PIECE, PIECE_S = bytes(16 << 10), 0.05
-"""Of the slow frame, and how long each stranger waits between two pieces of it."""
+"""Of a frame, and how long each stranger waits between two pieces of it."""
 AGAIN_S = 0.2
 """After which a stranger that was shown out comes again."""
 TURN_S, SETTLE_S, LOOK_S = 10.0, 6.0, 0.2
@@ -71,12 +72,11 @@ def _rows(target: str, found: list[dict[str, Any]]) -> Iterator[Row]:
     told = f"{statistics.median(turn['rows_per_s'] for turn in alone):,.0f} rows a second without"
     yield Row(target, "rows a second, with over without", kept, SPEED, told, spread=ratios, unit="x")
     for name, unit, limit in (("memory_mb", "MB", MEMORY_MB), ("descriptors", "", DESCRIPTORS)):
-        before = statistics.median(turn[f"{name}_before"] for turn in alone)
-        most = max(turn[f"{name}_most"] for turn in besieged)
-        last = besieged[-1][f"{name}_after"]
-        what = "memory, most while besieged less that before" if unit else "descriptors, most while besieged"
+        grown = max(besieged, key=lambda turn: turn[f"{name}_most"] - turn[f"{name}_before"])
+        before, most, after = (grown[f"{name}_{when}"] for when in ("before", "most", "after"))
+        what = "memory, most that a turn added" if unit else "descriptors, most at once"
         value = most - before if unit else most
-        yield Row(target, what, value, limit, f"{before:.4g} before, {last:.4g} after", at_most=True, unit=unit)
+        yield Row(target, what, value, limit, f"{before:.4g} before, {after:.4g} after", at_most=True, unit=unit)
 
 
 def _turn(run: _Run, target: str, *, besieged: bool, seconds: float) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def _turn(run: _Run, target: str, *, besieged: bool, seconds: float) -> dict[str
     pid = run.pids[target]
     before, most, mob = of_process(pid), dict[str, float](), None
     if besieged:
-        mob = Mob(_port_of(pid))
+        mob = Mob(_port_of(pid), longest=HUB_PIECE_BYTES if target == "driver" else PIECE_BYTES)
         time.sleep(1.0)  # until they are there
     begun, done = time.monotonic(), run.done()
     while time.monotonic() < begun + seconds:
@@ -110,6 +110,8 @@ class Stranger:
     """One hostile connection, which comes again when it is shown out."""
 
     kind: str
+    frame_bytes: int
+    """Announced, once it was greeted; 0 for none."""
     socket: socket.socket | None = None
     at: float = 0.0
     """When it acts next."""
@@ -120,9 +122,10 @@ class Stranger:
 class Mob:
     """A thousand strangers at one port, from one thread of this process."""
 
-    def __init__(self, port: int, count: int = CONNECTIONS) -> None:
+    def __init__(self, port: int, *, longest: int, count: int = CONNECTIONS) -> None:
         self._port, self._selector = port, selectors.DefaultSelector()
-        self._all = [Stranger(KINDS[number % len(KINDS)]) for number in range(count)]
+        kinds = list(zip(KINDS, (0, 0, FRAME_BYTES, longest), strict=True))
+        self._all = [Stranger(*kinds[number % len(kinds)]) for number in range(count)]
         self._told: collections.Counter[str] = collections.Counter()
         self._most = 0
         self._leaves = threading.Event()
@@ -156,7 +159,7 @@ class Mob:
             one.socket.connect_ex(("127.0.0.1", self._port))
             self._selector.register(one.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, one)
             self._told["tried"] += 1
-        elif one.kind == "slow frame" and one.said > 0:
+        elif one.frame_bytes and one.said > 0:
             self._say(one, PIECE)
             one.at = now + PIECE_S
 
@@ -175,9 +178,9 @@ class Mob:
             if ended:
                 self._told["shown out"] += 1
                 self._drop(one)
-            elif one.kind == "slow frame" and one.said < 0:  # it was greeted: a command frame, most of which comes
+            elif one.frame_bytes and one.said < 0:  # it was greeted: a command frame begins, and never ends
                 one.said, one.at = 1, 0.0
-                self._say(one, b"\x06" + struct.pack(">Q", FRAME_BYTES))
+                self._say(one, b"\x06" + struct.pack(">Q", one.frame_bytes))
 
     def _begin(self, one: Stranger) -> None:
         assert one.socket is not None
