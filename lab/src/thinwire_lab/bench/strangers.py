@@ -38,7 +38,7 @@ PIECE, PIECE_S = bytes(16 << 10), 0.05
 """Of a frame, and how long each stranger waits between two pieces of it."""
 AGAIN_S = 0.2
 """After which a stranger that was shown out comes again."""
-TURN_S, SETTLE_S, LOOK_S = 10.0, 6.0, 0.2
+TURN_S, SETTLE_S, LOOK_S = 5.0, 6.0, 0.2
 ROWS = 20_480
 MEMORY_MB, DESCRIPTORS, SPEED = 100.0, 1000.0, 0.9
 """Targets: what a process may grow by while besieged, what it may have open, the share of rows a second it keeps."""
@@ -47,7 +47,7 @@ MEMORY_MB, DESCRIPTORS, SPEED = 100.0, 1000.0, 0.9
 def strangers(quick: bool, say: Say) -> Report:
     """Memory, descriptors and rows a second of a run, without strangers and with, in turn."""
     raise_descriptor_limit()
-    pairs = 1 if quick else 3
+    pairs = 1 if quick else 8
     found: list[dict[str, Any]] = []
     with _run() as run:
         for target in ("driver", "worker 0"):
