@@ -449,3 +449,10 @@ def test_a_host_whose_name_is_no_text_and_a_count_past_all_numbers_do_not_end_th
     text = exposition([("run", story, threading.Lock(), 0.0)])
     assert b'host="?"' in text.encode()
     assert story.head["unread"] == 1
+
+
+def test_a_metric_that_is_a_huge_integer_does_not_end_what_prometheus_reads() -> None:
+    story = EventReducer()
+    for number, value in enumerate((2**63, 10**300, "0.5", True)):
+        story.feed({"kind": "evaluated", "time": 1.0, "number": number, "steps": 1, "metrics": {"loss": value}})
+        assert 'name="loss"' in exposition([("run", story, threading.Lock(), 0.0)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -11,6 +12,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -145,6 +147,71 @@ def test_a_solver_s_net_that_is_none_is_not_told(tmp_path: Path, field: str, sec
         shown = "".join(traceback.format_exception(said.value))
         assert "hidden" not in shown
         assert said.value.__context__ is None
+
+
+FILES_OF_CAFFE = {
+    "a mean file": "layer { name: 'd' type: 'Data' top: 'x' top: 'y' transform_param { mean_file: 'FILE' }"
+    " data_param { source: 'ROWS' batch_size: 1 } }",
+    "rows": "layer { name: 'd' type: 'Data' top: 'x' top: 'y' data_param { source: 'FILE' batch_size: 1 } }",
+    "an infogain matrix": "input: 'x' input_shape { dim: 1 dim: 2 } input: 'y' input_shape { dim: 1 }"
+    " layer { name: 'l' type: 'InfogainLoss' bottom: 'x' bottom: 'y' infogain_loss_param { source: 'FILE' } }",
+    "HDF5": "layer { name: 'd' type: 'HDF5Data' top: 'x' top: 'y' hdf5_data_param { source: 'FILE' batch_size: 1 } }",
+    "pictures": "layer { name: 'd' type: 'ImageData' top: 'x' top: 'y'"
+    " image_data_param { source: 'FILE' batch_size: 1 } }",
+    "windows": "layer { name: 'd' type: 'WindowData' top: 'x' top: 'y'"
+    " window_data_param { source: 'FILE' batch_size: 1 } }",
+}
+
+
+@pytest.mark.parametrize("what", FILES_OF_CAFFE)
+@pytest.mark.parametrize("kind", ["text", "pipe", "device", "folder"])
+def test_no_field_of_a_prototxt_that_names_a_file_tells_what_is_in_it_or_waits(
+    tmp_path: Path, what: str, kind: str
+) -> None:
+    """A pipe without a writer would hold the reader up for ever, and a device may have no end."""
+    from thinwire.caffe.sources import write_lmdb
+    from thinwire.caffe.training import training
+
+    file = tmp_path / "secret"
+    if kind == "text":
+        file.write_bytes(b"root:x:0:0:hidden words:/root:/bin/sh\n" * 200)
+    elif kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    else:
+        file.mkdir()
+        (file / "hidden words").write_text("hidden words")
+    if what == "a mean file":
+        write_lmdb(tmp_path / "rows", [(np.zeros((1, 2, 2), np.uint8), 1)])
+    net = tmp_path / "net.prototxt"
+    net.write_text(FILES_OF_CAFFE[what].replace("FILE", str(file)).replace("ROWS", str(tmp_path / "rows")))
+    reads = what in ("a mean file", "rows", "an infogain matrix")
+    with pytest.raises((ConfigError, DataError)) if reads else contextlib.nullcontext() as said:
+        training(str(net), shapes={"x": (1, 2, 2), "y": ()}).model()
+    if reads:
+        assert "hidden" not in "".join(traceback.format_exception(said.value))
+
+
+def test_where_a_solver_says_that_snapshots_go_nothing_is_written(tmp_path: Path) -> None:
+    from thinwire.caffe.training import training
+
+    net, solver, elsewhere = tmp_path / "net.prototxt", tmp_path / "solver.prototxt", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    net.write_text(
+        "input: 'x' input_shape { dim: 2 dim: 3 } layer { name: 'i' type: 'InnerProduct' bottom: 'x' top: 'o'"
+        " inner_product_param { num_output: 2 } } layer { name: 'l' type: 'EuclideanLoss' bottom: 'o' bottom: 'o' }"
+    )
+    solver.write_text(
+        f"net: '{net}'\nbase_lr: 0.1\nlr_policy: 'fixed'\nsnapshot: 1\nsnapshot_prefix: '{elsewhere}/x'\nmax_iter: 2\n"
+    )
+    found = training(None, str(solver))
+    module = found.model()
+    optimizer = found.optimizer(module.parameters())
+    for _ in range(2):
+        module(torch.zeros(2, 3)).loss.backward()
+        optimizer.step()
+    assert list(elsewhere.iterdir()) == []
 
 
 def test_an_lmdb_of_something_else_is_not_told(tmp_path: Path) -> None:

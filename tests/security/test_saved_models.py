@@ -161,6 +161,152 @@ def test_attributes_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
             made_of({"kind": "name", "module": "lazy_saved", "name": name}, "model", Source("saved"))
 
 
+NOT_NAMES = (
+    ("torch.nn.modules.linear", "Linear.forward"),
+    ("torch.nn.modules.linear", "Linear.__init__"),
+    ("torch.nn.modules.linear", "Linear.__class__"),
+    ("torch.nn.modules.linear", "__builtins__"),
+    ("torch.nn.modules.linear", "__builtins__.eval"),
+    ("torch.nn.modules.linear", "__loader__"),
+    ("torch.nn.modules.linear", "__spec__.loader"),
+    ("torch.nn.modules.linear", "torch.nn.Linear"),
+    ("torch.nn.modules.linear", "init.uniform_"),
+    ("torch.nn.modules.linear", "Linear "),
+    ("torch.nn.modules.linear", ""),
+    ("torch.nn.modules.linear", "Linear."),
+    ("torch.nn.modules.linear", ["Linear"]),
+    ("torch.nn.modules.linear.Linear", "forward"),
+    (".nn.modules.linear", "Linear"),
+    ("..linear", "Linear"),
+    ("torch..nn", "Linear"),
+    ("torch/nn/modules/linear", "Linear"),
+    ("torch.nn.modules.linear\n", "Linear"),
+    ("torch.nn.modules.linear\0", "Linear"),
+    ("TORCH.nn.modules.linear", "Linear"),
+    ("Torch.nn.modules.linear", "Linear"),
+    ("\uff54orch.nn.modules.linear", "Linear"),  # a wide t, which is a letter of names
+    ("torch.nn", "Linear"),  # where it is only imported
+    ("OS", "system"),
+    ("Os.path", "join"),
+    ("\uff4fs", "system"),
+    ("__main__", "main"),
+    ("builtins", "eval"),
+    ("x" * 10**6, "y"),
+    ("torch" + ".nn" * 10**5, "y"),
+    (None, "Linear"),
+    ({"kind": "name"}, "Linear"),
+    (0, 1),
+)
+
+
+@pytest.mark.parametrize(("module", "name"), NOT_NAMES, ids=lambda value: repr(value)[:40])
+def test_a_name_that_is_not_that_of_a_definition_finds_nothing(module: Any, name: Any) -> None:
+    for slot in SLOTS:
+        for modules in ((), ("tests",)):
+            with pytest.raises(CheckpointError) as said:
+                made_of({"kind": "name", "module": module, "name": name}, slot, Source("saved", modules))
+            assert len(str(said.value)) < 1000
+
+
+def test_no_class_is_called_or_asked_while_it_is_loaded() -> None:
+    """Neither by what makes an object of it, nor by what copies and unpickles one."""
+    ran = []
+
+    class Meta(type):
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            ran.append("call")
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            ran.append("instancecheck")
+            return True
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            ran.append("subclasscheck")
+            return True
+
+        def __eq__(cls, other: object) -> bool:
+            ran.append("eq")
+            return True
+
+        def __hash__(cls) -> int:
+            return 0
+
+    def act(name: str) -> Any:
+        return lambda *args, **kwargs: ran.append(name)
+
+    hooks = ("__init__", "__new__", "__reduce__", "__reduce_ex__", "__setstate__", "__getattr__", "__init_subclass__")
+    hooks += ("__class_getitem__", "__set_name__", "__get__", "__deepcopy__")
+    body = {"__module__": __name__, "__qualname__": "Eager", **{name: act(name) for name in hooks}}
+    eager = Meta("Eager", (nn.Module,), body)
+    ran.clear()
+    globals()["Eager"] = eager
+    try:
+        code = {"kind": "name", "module": __name__, "name": "Eager"}
+        assert made_of(code, "model", Source("saved")) is eager
+        for slot in set(SLOTS) - {"model"}:
+            with pytest.raises(CheckpointError):
+                made_of(code, slot, Source("saved", [__name__]))
+    finally:
+        del globals()["Eager"]
+    assert ran == []
+
+
+NESTED: list[Any] = [DECODER]
+for _ in range(200):
+    NESTED.append({"kind": "partial", "of": "in_turn", "args": [NESTED[-1], DECODER]})
+
+
+@pytest.mark.parametrize("depth", [9, 50, 200])
+def test_transforms_in_transforms_have_a_limit(depth: int) -> None:
+    assert callable(made_of(NESTED[8], "transform", Source("saved")))
+    with pytest.raises(CheckpointError):
+        made_of(NESTED[depth], "transform", Source("saved"))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        {"kind": "strategy", "name": "sparknet", "knobs": {"period": F}},
+        {"kind": "strategy", "name": "parameter_table", "knobs": {"optimizer": F}},
+        {"kind": "strategy", "name": F, "knobs": {}},
+        {"kind": "strategy", "name": "__class__", "knobs": {}},
+        {"kind": "zoo", "name": F},
+        {"kind": "zoo", "name": "__class__"},
+        {"kind": ["name"], "module": "torch", "name": "x"},
+        {"kind": {"kind": "name"}},
+        {"kind": "value", "value": F},
+        {"kind": "value", "value": "os:system"},
+        {"kind": "value", "value": "torch.utils.collect_env:run"},
+        {"kind": "value", "value": "torch.nn.modules.linear:Linear.forward"},
+        {"kind": "value", "value": ":"},
+        {"kind": "value", "value": "mlp:"},
+        {},
+        {"kind": None},
+        {"kind": "pickle", "data": "gAU="},
+        {"kind": "pickle", "data": None},
+    ],
+    ids=str,
+)
+def test_values_within_values_are_not_code_either(code: dict[str, Any]) -> None:
+    for slot in SLOTS:
+        if slot == "option" and code.get("kind") == "value":
+            assert made_of(code, slot, Source("saved")) == code["value"], "a plain value, and no code"
+            continue
+        with pytest.raises((CheckpointError, ConfigError)):
+            made_of(code, slot, Source("saved"))
+
+
+@pytest.mark.parametrize(
+    "trusted", ["test", "tests.security.test_saved", "Tests", "TESTS", "tests.security.test_saved_models.x"]
+)
+def test_trust_is_in_whole_parts_of_a_name_as_it_is_written(trusted: str) -> None:
+    if trusted.partition(".")[0] in sys.stdlib_module_names:
+        with pytest.raises(ConfigError):
+            imports.checked([trusted])
+    with pytest.raises(CheckpointError):
+        made_of(name_of(prepare), "transform", Source("saved", [trusted]))
+
+
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder on the path with packages that no program has imported; each leaves a mark when it is."""

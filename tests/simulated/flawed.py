@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ import thinwire as tw
 from thinwire import events
 from thinwire.checkpoint import CheckpointStore
 from thinwire.checkpoint.finite import why_not_finite
+from thinwire.errors import DivergedError
 from thinwire.strategies import Strategy
 
 STEPS = 12
@@ -39,6 +41,30 @@ def overflowing_parameters(replica: Any, loss: float) -> float:
     """The step itself overflows, from a loss and a gradient that are finite."""
     with torch.no_grad():
         replica.vector[5] = float("inf")
+    return loss
+
+
+def infinite_statistics(replica: Any, loss: float) -> float:
+    """A running variance overflows, and nothing else says so."""
+    for name, buffer in replica.buffers.floating.items():
+        if name.endswith("running_var"):
+            buffer.view(-1)[0] = float("inf")
+    return loss
+
+
+def infinite_moments(replica: Any, loss: float) -> float:
+    """What an optimizer keeps overflows, as a gradient's square does that is finite itself."""
+    for kept in replica.optimizer.state.values():
+        for value in kept.values():
+            if isinstance(value, torch.Tensor) and value.dim():
+                value.view(-1)[0] = float("inf")
+    return loss
+
+
+def huge_gradient(replica: Any, loss: float) -> float:
+    """Finite, and past what its square, its sum over workers, and integer codecs carry."""
+    for parameter in replica.parameters.tensors:
+        parameter.grad.fill_(3e38)
     return loss
 
 
@@ -133,3 +159,25 @@ def _all_finite(tree: Any, where: str) -> None:
 
 def is_finite(module: nn.Module) -> bool:
     return all(bool(value.isfinite().all()) for value in module.state_dict().values())
+
+
+def diverged_or_sound(out: Any, site: Any, strategy: Strategy, **given: Any) -> str:
+    """Runs, and sees that no number that is not finite is left anywhere; returns the error's text, if it ends in one.
+
+    A run is complete with a finite model, or ends in an error that names a worker and the newest checkpoint. All
+    checkpoints are finite, and the newest one that was committed is there.
+    """
+    error = ""
+    try:
+        result, _ = run(site, strategy, out=str(out), **given)
+    except DivergedError as raised:
+        error = str(raised)
+        assert re.search(r"worker \d on machine-\d", error), error
+    kept = checkpoints(out)
+    if error:
+        assert (f"The last good checkpoint is {kept[-1]}:" if kept else "No checkpoint had been written") in error
+    else:
+        assert result.summary["complete"]
+        assert is_finite(result.model)
+        assert kept[-1] == result.summary["checkpoint"]
+    return error

@@ -184,3 +184,23 @@ def test_a_storm_of_nonsense_changes_no_mean(mesh: Any, block: int) -> None:
         for value in values:
             expected.add_(value)
         assert torch.equal(net.mean("train:0"), expected.div_(WORKERS)), f"with seed {seed}"
+
+
+@pytest.mark.parametrize("name", ["float32", "int8"])
+@pytest.mark.parametrize("seed", range(5))
+def test_what_was_said_before_is_heard_once(mesh: Any, name: str, seed: int) -> None:
+    """True messages come again and again: in their own round, in later ones, and in the next generation."""
+    net, draw, said = mesh(range(WORKERS), seed, size=SIZE), random.Random(seed), []
+    for round in range(4):
+        if round == 2:
+            assert not any(net.form(range(WORKERS)).values())
+        for worker in range(WORKERS):
+            net.launch(worker, f"train:{round}", torch.full((SIZE,), float(worker + 1 + round)), codec_name=name)
+        while ready := sorted(link for link, queue in net.links.items() if queue):
+            link = draw.choice(ready)
+            header, payload = net.links[link][0]
+            said.append((*link, header, None if payload is None else bytes(payload)))
+            net.deliver(link)
+            for sender, receiver, header, data in draw.sample(said, min(5, len(said))):
+                net.inject(sender, receiver, dict(header), None if data is None else memoryview(bytearray(data)))
+        assert torch.allclose(net.mean(f"train:{round}"), torch.full((SIZE,), 2.0 + round), atol=0.05)

@@ -17,6 +17,7 @@ from tests.forms import has_form
 from thinwire.exchange.spark.box import boxes, machine, path_of
 from thinwire.exchange.spark.link import SPARK, Offer, SparkLink, SparkWire
 from thinwire.exchange.spark.shared_memory import SharedMemory
+from thinwire.exchange.spark.sums import Gathering
 from thinwire.exchange.spark.tasks import Members, carry_mail, read_parts, sum_parts
 from thinwire.protocol.messages import COORDINATOR, FROM_SPARK
 from thinwire.rules.compression import codec
@@ -224,3 +225,17 @@ def test_a_sheet_is_shared_and_what_a_reader_writes_is_its_own() -> None:
     assert other[0] == 1
     with pytest.raises(ValueError, match="where 5 were announced"):
         SharedMemory.received(os.dup(sheet.descriptor), 5)
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("values", [3.4e38, float("inf"), float("nan"), 1.0])
+def test_a_mean_is_finite_as_it_is_packed_or_there_is_none(name: str, values: float) -> None:
+    """What is finite in 32 bits may be infinite in the 16 that a mean travels in."""
+    gathered = Gathering((0, 8), codec(name), total=torch.full((8,), values), weights={0: 1.0})
+    mean = gathered.mean()
+    if mean is None:
+        assert values != 1.0
+        assert values != 3.4e38 or name != "float32"
+    else:
+        packing = codec(gathered.packing)
+        assert packing.decode(torch.from_numpy(mean).view(torch.uint8), 8).isfinite().all()

@@ -20,8 +20,8 @@ def why_not_finite(tree: Mapping[str, Any]) -> str:
         model, *others = [v for v in tree["joint"]["state"] if isinstance(v, Tensor)] or [torch.zeros(0)]
         if not is_finite(model):
             return f"{count_not_finite(model)} values of the joint model are not finite"
-        if any(bool(values.isnan().any()) for values in others):
-            return "the joint state holds values that are no numbers"
+        if not all(map(is_finite, others)):
+            return "what the strategy keeps beside the joint model is not finite"
         shared = tree.get("replica", {}).get("vector")
         return "the replicas' parameters are not finite" if shared is not None and not is_finite(shared) else ""
     if "replica" not in tree:

@@ -165,7 +165,7 @@ class CheckpointStore:
         size_bytes = self._size_bytes(path)
         if size_bytes not in (None, expected.size_bytes):  # before it is in memory
             raise self._damaged(path, _unlike(expected, size_bytes, ""))
-        data = self._read(path)
+        data = None if size_bytes is None else self._read(path)
         damage = _unlike(expected, None if data is None else len(data), "" if data is None else _digest(data))
         if data is None or damage:
             raise self._damaged(path, damage)
@@ -243,7 +243,7 @@ class CheckpointStore:
                 f"{self._shown(path)} has {size_bytes:,} bytes. A manifest has at most {_MOST_MANIFEST_BYTES:,}. "
                 "Resume from another checkpoint."
             )
-        data = self._read(path)
+        data = None if size_bytes is None else self._read(path)
         if data is None:
             return None
         try:
@@ -316,11 +316,13 @@ class CheckpointStore:
                 return None
 
     def _size_bytes(self, path: str) -> int | None:
+        """A file's length; None where there is none, or a pipe or device in its place, which may be read for ever."""
         with self._explained("read", path):
             try:
-                return int(self._filesystem.info(path)["size"])
+                info = self._filesystem.info(path)
             except _GONE:
                 return None
+        return None if info.get("type") == "other" else int(info["size"])
 
     def _delete(self, path: str) -> None:
         with contextlib.suppress(*_GONE):

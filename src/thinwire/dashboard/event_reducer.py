@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from thinwire.dashboard.series import Mark, Series
 
 TICK_S = 1.0
 MOST_MARKS, MOST_DEATHS = 200, 1000
-MOST_ROWS = 4096
-"""Workers, and fragments: a log that names more was made to harm."""
+MOST_ROWS, MOST_METRICS = 4096, 256
+"""Workers, and fragments; metrics: a log that names more was made to harm."""
+LONGEST, MOST_ENTRIES, MOST_LEVELS = 400, 1024, 4
+"""Characters of a text, entries of a table or list, and tables within tables, of what every open page is sent."""
 RARE = ("lost", "failed", "reborn", "resumed", "hurts", "ended")
 LANE_POINTS, MOST_COUNT = 360, 1 << 63
 FRESH = 0.2
@@ -112,7 +115,7 @@ class EventReducer:
     def _on_run_started(self, event: dict[str, Any], now: float) -> None:
         names = ("strategy", "knobs", "workers", "rows", "validation_rows", "seed", "resumed_from", "version")
         began = self.head.get("began", now)
-        self.head |= {name: event.get(name) for name in names} | {"state": "running", "began": began}
+        self._show({name: event.get(name) for name in names} | {"state": "running", "began": began})
         self.head.pop("reason", None)
         if event.get("resumed_from"):
             passed = "".join(f"; {name} passed over: {why}" for name, why in (event.get("passed_over") or {}).items())
@@ -126,7 +129,7 @@ class EventReducer:
         attempt = int(event.get("attempt", 0))
         if attempt != row.attempt:  # one that was only not heard for a while counts on
             row.told = {}
-        row.host, row.attempt, row.state, row.seen = str(event.get("host", "")), attempt, "stepping", now
+        row.host, row.attempt, row.state, row.seen = str(event.get("host", ""))[:LONGEST], attempt, "stepping", now
         if event.get("again"):
             self._mark(now, "reborn", f"worker {row.worker} is back on {row.host}", row.worker)
 
@@ -139,17 +142,16 @@ class EventReducer:
     def _on_worker_failed(self, event: dict[str, Any], now: float) -> None:
         row = self._row(event, now)
         row.state = "failed"
-        self._mark(now, "failed", f"worker {row.worker} failed: {event.get('error', '')}"[:400], row.worker)
+        self._mark(now, "failed", f"worker {row.worker} failed: {event.get('error', '')}", row.worker)
 
     def _on_generation_formed(self, event: dict[str, Any], now: float) -> None:
         members = event.get("members", ())
-        self.head["generation"] = event.get("generation")
+        self._show({"generation": event.get("generation")})
         self._mark(now, "generation", f"generation {event.get('generation')}: {len(members)} workers")
 
     def _on_round_stalled(self, event: dict[str, Any], now: float) -> None:
-        self._mark(
-            now, "stalled", f"worker {event.get('worker')} waits for {event.get('waited_for')}", event.get("worker")
-        )
+        text = f"worker {event.get('worker')} waits for {event.get('waited_for')}"
+        self._mark(now, "stalled", text, None if event.get("worker") is None else int(event["worker"]))
 
     def _on_progressed(self, event: dict[str, Any], now: float) -> None:
         row = self._row(event, now)
@@ -178,7 +180,7 @@ class EventReducer:
     def _on_round_landed(self, event: dict[str, Any], now: float) -> None:
         if event.get("fragments") != self.head.get("fragments"):  # cut anew
             self.fragments = {}
-        self.head |= {"codec": event.get("codec"), "fragments": event.get("fragments"), "round": event.get("round")}
+        self._show({name: event.get(name) for name in ("codec", "fragments", "round")})
         if event.get("fragment") is None:
             return
         fragment = int(event["fragment"])
@@ -192,7 +194,7 @@ class EventReducer:
         seen["seconds"] = float(event.get("seconds", 0.0))
 
     def _on_setting_changed(self, event: dict[str, Any], now: float) -> None:
-        self.head["choice"] = event.get("why") or self.head.get("choice")
+        self._show({"choice": event.get("why") or self.head.get("choice")})
         if event.get("why"):
             self._mark(now, "setting", str(event["why"]))
 
@@ -205,24 +207,26 @@ class EventReducer:
             self._mark(now, "hurts", f"exchanging hurts: {event['hurts']}")
 
     def _on_evaluated(self, event: dict[str, Any], now: float) -> None:
-        for name, value in (event.get("metrics") or {}).items():
-            series = self.series.setdefault(f"m:{name}", Series())
-            series.add(now, float(event.get("steps", 0)), float(value))
-        self.head |= {"metrics": event.get("metrics"), "evaluated": event.get("number")}
+        metrics = {name[:LONGEST]: float(value) for name, value in (event.get("metrics") or {}).items()}
+        for name, value in metrics.items():
+            if f"m:{name}" not in self.series and len(self.series) >= MOST_METRICS:
+                raise ValueError(f"metric {name} is one too many for a page")
+            self.series.setdefault(f"m:{name}", Series()).add(now, float(event.get("steps", 0)), value)
+        self._show({"metrics": metrics, "evaluated": event.get("number")})
 
     def _on_checkpoint_saved(self, event: dict[str, Any], now: float) -> None:
-        self.head["checkpoint"] = event.get("name")
+        self._show({"checkpoint": event.get("name")})
         self._mark(now, "saved", f"checkpoint {event.get('name')}")
 
     def _on_checkpoint_failed(self, event: dict[str, Any], now: float) -> None:
-        self._mark(now, "hurts", f"checkpoint {event.get('name')} could not be written: {event.get('reason')}"[:400])
+        self._mark(now, "hurts", f"checkpoint {event.get('name')} could not be written: {event.get('reason')}")
 
     def _on_run_ended(self, event: dict[str, Any], now: float) -> None:
         self._tick(now, last=True)
-        self.head |= {"state": "ended", "reason": event.get("reason"), "summary": event.get("summary") or {}}
+        self._show({"state": "ended", "reason": event.get("reason"), "summary": event.get("summary") or {}})
         for row in self.workers.values():
             row.state = "done" if row.state == "stepping" else row.state
-        self._mark(now, "ended", f"ended: {event.get('reason')}"[:400])
+        self._mark(now, "ended", f"ended: {event.get('reason')}")
 
     # -- parts ------------------------------------------------------------------------------------------------------
 
@@ -237,7 +241,11 @@ class EventReducer:
     def _mark(self, now: float, kind: str, text: str, worker: int | None = None) -> None:
         self._told_marks += 1
         kept = self._deaths if kind in RARE else self._marks
-        kept.append({"n": self._told_marks, "t": now, "kind": kind, "text": text, "worker": worker})
+        kept.append({"n": self._told_marks, "t": now, "kind": kind, "text": text[:LONGEST], "worker": worker})
+
+    def _show(self, told: dict[str, Any]) -> None:
+        """Puts values at the head of the page, as much of each as a page shows."""
+        self.head |= {name: _modest(value) for name, value in told.items()}
 
     def _tick(self, now: float, *, last: bool = False) -> None:
         took = now - (self._ticked if self._ticked is not None else now)
@@ -261,6 +269,22 @@ class EventReducer:
             "workers": float(sum(row.state == "stepping" for row in self.workers.values())),
         }
         self.series["total"].add(now, *self._sums.values())
+
+
+def _modest(value: Any, depth: int = 0) -> Any:
+    """A value of a log with its texts, tables and lists cut to what a page keeps.
+
+    >>> _modest({"why": "x" * 1000, "steps": 3}) == {"why": "x" * LONGEST, "steps": 3}
+    True
+    """
+    if isinstance(value, str):
+        return value[:LONGEST]
+    if isinstance(value, dict) and depth < MOST_LEVELS:
+        return {str(name)[:LONGEST]: _modest(one, depth + 1) for name, one in islice(value.items(), MOST_ENTRIES)}
+    if isinstance(value, list | tuple) and depth < MOST_LEVELS:
+        return [_modest(one, depth + 1) for one in value[:MOST_ENTRIES]]
+    too_deep = isinstance(value, dict | list | tuple)
+    return None if too_deep or (isinstance(value, int) and abs(value) >= MOST_COUNT) else value
 
 
 def _count(value: Any) -> int:

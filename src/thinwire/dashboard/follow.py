@@ -20,7 +20,8 @@ WHOLE_BYTES = 8 << 20
 KEPT = 40_000
 """Frequent events that are kept of what lies before."""
 TYPICAL_BYTES = 260
-MOST_LINE_BYTES = 16 << 20
+MOST_LINE_BYTES = 1 << 20
+"""Of one event; workers say theirs in headers of at most so many."""
 
 
 class Follower:

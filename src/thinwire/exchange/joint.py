@@ -16,6 +16,7 @@ from thinwire.protocol.observation import Observer, StateLoaded, unobserved
 from thinwire.rules.finite import count_not_finite, is_finite
 from thinwire.strategies import Measured, Setting, Strategy
 
+MODEL = "the joint model"
 PIECE = 1 << 16
 """Elements that a strategy's arithmetic is given at once: temporaries of this size stay in the cache, where those of a
 whole fragment would be new memory each time, and touching new memory costs more than the arithmetic."""
@@ -130,7 +131,7 @@ class JointState:
         """Merges a mean, or one worker's contribution, into a fragment; takes no lock of its own.
 
         Raises:
-            DivergedError: The joint model is not finite after it.
+            DivergedError: The joint model, or what the strategy keeps beside it, is not finite after it.
         """
         if not self.state:
             self._check(mean, fragment)
@@ -141,15 +142,17 @@ class JointState:
         for piece, near in pieces(fragment, self.state, self.size):
             state = slice_state(self.state, piece, self.size)
             part, merged = self.strategy.merge(state, near.of(mean), cycle, setting)
-            self._check(merged[0], fragment)
+            for index, values in enumerate(merged):
+                if _full(values, piece.size):
+                    self._check(values, fragment, "what the strategy keeps beside the joint model" if index else MODEL)
             near.of(reply).copy_(part)
             self.state = write_state(self.state, piece, self.size, merged)
         return reply
 
-    def _check(self, values: Tensor, fragment: Fragment) -> None:
+    def _check(self, values: Tensor, fragment: Fragment, what: str = MODEL) -> None:
         if not is_finite(values):
             raise DivergedError(
-                f"the joint model is not finite any more after {self.landed} rounds: {count_not_finite(values)} values "
+                f"{what} is not finite any more after {self.landed} rounds: {count_not_finite(values)} values "
                 f"from {fragment.start} to {fragment.stop} of it"
             )
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -47,13 +47,22 @@ def flaw_of(step: int, loss: float, parameters: Sequence[Tensor]) -> Flaw | None
 def forget_not_finite(optimizer: Optimizer) -> int:
     """Forgets what an optimizer has learnt of a parameter where that is not finite; returns how many values.
 
-    Only what it keeps for each element is looked at: single numbers may be infinite by design.
+    Single numbers are not looked at: they may be infinite by design.
     """
     found = 0
     for parameter in list(optimizer.state):
-        kept = optimizer.state[parameter].values()
-        moments = [v for v in kept if isinstance(v, Tensor) and v.shape == parameter.shape and v.is_floating_point()]
-        if not are_finite(moments):
-            found += sum(map(count_not_finite, moments))
+        learnt = [v for v in _tensors(optimizer.state[parameter]) if v.dim() or v.shape == parameter.shape]
+        if not are_finite(learnt):
+            found += sum(map(count_not_finite, learnt))
             del optimizer.state[parameter]
     return found
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Real tensors in a state, in lists of it too: LBFGS keeps directions in one."""
+    if isinstance(value, Tensor):
+        if value.is_floating_point():
+            yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(inner)

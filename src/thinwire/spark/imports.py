@@ -114,6 +114,8 @@ def _looked_up(module: str, name: str) -> object:
         if part not in names:
             raise RefusedError(f"there is no {part!r}")
         found = names[part]
+        if issubclass(type(found), ModuleType):
+            raise RefusedError(f"{part!r} is another module; name that one")
     if issubclass(type(found), type):
         home = _names(found).get("__module__")
     elif type(found) is FunctionType and "." not in name:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from thinwire.errors import ConfigError
 from thinwire.rules import optimizer as rules
 from thinwire.rules.staleness import compensate
 from thinwire.strategies.base import Nothing, Progress, Setting, Share, Strategy, Subject
@@ -51,6 +53,11 @@ class ParameterTable(Served):
         one_of(self, ("strict", "eventual"), consistency=self.consistency)
         count_or(self, "each", groups=self.groups)
         at_least(self, 0, ahead=self.ahead, staleness=self.staleness, compensation=self.compensation)
+        if self.optimizer is not None and not callable(self.optimizer):
+            raise ConfigError(
+                f"ParameterTable.optimizer = {reprlib.repr(self.optimizer)} cannot be called; it must make an "
+                "optimizer from parameters, as torch.optim.SGD does. Leave it out to take the one of train.optimizer."
+            )
 
     def with_optimizer(self, factory: Callable[[Any], torch.optim.Optimizer]) -> Strategy:
         return self if self.optimizer is not None else replace(self, optimizer=factory)

@@ -35,13 +35,11 @@ class JointBuffers:
         worker, buffers = self._worker, self._worker.replica.buffers
         if key in self._kept:
             return self._kept[key]
-        if not buffers.size or worker.alone:
-            found: dict[str, Tensor] = buffers.named(buffers.vector(), buffers.counts())
-            return found
         averaged = worker.averaged.get(key)
-        if averaged is None:
+        if averaged is None and buffers.size and not worker.alone:
             return None
-        if averaged.empty or buffers.count_not_finite(averaged.mean):
+        if averaged is None or worker.alone or averaged.empty or buffers.count_not_finite(averaged.mean):
+            worker.nonfinite.restore_buffers()  # steps were made since they were asked for
             own: dict[str, Tensor] = buffers.named(buffers.vector(), buffers.counts())
             return own
         counted = [n["counts"] for n in averaged.notes.values() if "counts" in n]

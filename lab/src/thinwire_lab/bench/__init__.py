@@ -20,6 +20,7 @@ BENCHES = {
     "overhead": "overhead",
     "placement": "placement",
     "predict": "frames",
+    "strangers": "strangers",
     "table": "table",
     "wire": "wire",
 }

@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import platform
+import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -60,7 +61,17 @@ class Report:
 def about(command: str) -> dict[str, Any]:
     """When, where and by what command something was measured."""
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    return {"date": date, "command": command, "machine": machine()}
+    return {"date": date, "commit": _commit(), "command": command, "machine": machine()}
+
+
+def _commit() -> str | None:
+    """The state of the checkout that this is run from; None elsewhere."""
+    try:
+        asked = ["git", "describe", "--always", "--dirty"]
+        done = subprocess.run(asked, cwd=os.path.dirname(__file__), capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
 
 
 def machine() -> dict[str, Any]:

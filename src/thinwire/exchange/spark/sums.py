@@ -68,9 +68,11 @@ class Gathering:
         if weight <= 0:
             return None
         found = self.total.div_(weight)
-        if not self.may_be_infinite and not is_finite(found):
+        packing = codec(self.packing)
+        packed = packing.encode(found) if self.codec.lossy else found.view(torch.uint8)
+        if not self.may_be_infinite and not packing.is_finite(packed, found.numel()):
             return None
-        return (codec(self.packing).encode(found) if self.codec.lossy else found).numpy()
+        return packed.numpy() if self.codec.lossy else found.numpy()
 
 
 def is_possible(header: Header, fragment: tuple[int, int], payload: memoryview | None) -> bool:
