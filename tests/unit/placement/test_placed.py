@@ -131,10 +131,10 @@ def test_every_placement_gives_the_losses_and_parameters_of_one_worker(name: str
 
 
 def busy(crew: Crew, way: str) -> tuple[float, int]:
-    """Peak memory of training a network of 33 million parameters, and how much of it there was before."""
+    """Peak memory of training a network of 67 million parameters, and how much of it there was before."""
 
     def network() -> nn.Module:
-        return nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(32)))
+        return nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(64)))
 
     torch.set_num_threads(1)
     rows = networks.Rows((torch.randn(4, 1024),), torch.randint(0, 1024, (4,)))
