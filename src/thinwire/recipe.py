@@ -47,7 +47,7 @@ class TrainSection:
     loss: str | None = None
     algorithm: str | dict[str, Any] = "back_propagation"
     optimizer: str | dict[str, Any] = "sgd"
-    scheduler: dict[str, Any] | None = None
+    scheduler: str | dict[str, Any] | None = None
     solver: str | None = None
     seed: int = 0
     metrics: list[str] | None = None

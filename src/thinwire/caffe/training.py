@@ -20,6 +20,7 @@ from thinwire.caffe.sources import DatumSource
 from thinwire.caffe.transforms import Transformer, found_file
 from thinwire.caffe.weights import fill
 from thinwire.errors import ConfigError
+from thinwire.replicas.metrics import MeanOfBatch
 
 
 class Fed(nn.Module):
@@ -223,5 +224,5 @@ def _metrics(net: CaffeNet) -> dict[str, Any]:
     found = {}
     for node in net.nodes_in("TEST"):
         if node.type == "Accuracy" and node.tops[0] not in read:
-            found[node.tops[0]] = functools.partial(output_blob, node.tops[0])
+            found[node.tops[0]] = MeanOfBatch(functools.partial(output_blob, node.tops[0]))
     return found

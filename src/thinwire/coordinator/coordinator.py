@@ -18,7 +18,7 @@ from thinwire.coordinator.outcome import Outcome, Policy
 from thinwire.coordinator.ports import Commit, Exit, Workforce
 from thinwire.coordinator.rate_limit import RateLimit
 from thinwire.coordinator.statistics import Ledger
-from thinwire.coordinator.stopping import Verdict
+from thinwire.coordinator.stopping import TRAIN_LOSS, Verdict
 from thinwire.errors import DataError
 from thinwire.protocol import messages as headers
 from thinwire.protocol.clock import REAL, Time
@@ -61,7 +61,7 @@ class Coordinator:
         self._emit_to, self._meta, self._serve = emit, meta, serve
         self.membership = Membership(policy.workers, policy.deadlines, policy.helpers, policy.group_size, observe)
         self.outcome, self._before_s = Outcome(), 0.0
-        self._evaluations = Evaluations(Verdict(policy.stop, policy.until))
+        self._evaluations = Evaluations(Verdict(policy.stop, policy.until), policy.compute)
         if resumed:
             self._evaluations.law.load(resumed["verdict"])
             self.outcome.history = list(resumed["history"])
@@ -201,6 +201,11 @@ class Coordinator:
 
     def _on_epoch(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         self.outcome.train_loss = self.ledger.epoch(worker, header)
+        until, rows = self._policy.until, self.membership.rows
+        if until is not None and until.metric == TRAIN_LOSS:
+            loss = self.ledger.train_loss(w for w in self.membership.working if rows.get(w))
+            if loss is not None and until.reached({TRAIN_LOSS: loss}):
+                self.ask_to_stop(f"target reached: {until}")
 
     def _on_event(self, worker: int, header: Header, payload: memoryview | None, now: float) -> None:
         kind = headers.TOLD.get(str(header["kind"]))

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from thinwire import events
-from thinwire.coordinator.stopping import Verdict
+from thinwire.coordinator.stopping import TRAIN_LOSS, Verdict
 from thinwire.protocol.messages import Header
 
 LAST_VERDICTS = 8
 """Are kept, for those who were not there."""
 MOST_OPEN = 64
 """Publications before the newest judged one whose reports are kept; no worker is so far behind the others."""
+
+
+Compute = Callable[[dict[str, float]], dict[str, float]]
+"""Metrics from sums over all workers' rows."""
 
 
 class Judged(NamedTuple):
@@ -34,8 +38,8 @@ class Judged(NamedTuple):
 class Evaluations:
     """Collects reports by publication, and judges each one when all who have a part in it have spoken."""
 
-    def __init__(self, law: Verdict) -> None:
-        self.law = law
+    def __init__(self, law: Verdict, compute: Compute = lambda sums: {}) -> None:
+        self.law, self._compute = law, compute
         self.excused: dict[int, int] = {}
         """By worker, the last publication made before it held the joint state: it has no part in those."""
         self._reports: dict[int, dict[int, Header]] = {}
@@ -79,12 +83,17 @@ class Evaluations:
         self, number: int, reports: dict[int, Header], gone: int, total_rows: int, train_loss: float | None
     ) -> Judged:
         metrics: dict[str, float] = {}
+        sums: dict[str, float] = {}
         for name in sorted({name for r in reports.values() for name in r["sums"]}):
             weight = sum(float(r["weights"].get(name, 0.0)) for r in reports.values())
             total = sum(float(r["sums"].get(name, 0.0)) for r in reports.values())
             if weight > 0:
                 metrics[name] = total / weight
-        best, stop = self.law.judge(metrics) if metrics else (False, None)
+            elif not any(name in r["weights"] for r in reports.values()):
+                sums[name] = total
+        metrics |= self._compute(sums) if sums else {}
+        seen = metrics if train_loss is None else metrics | {TRAIN_LOSS: train_loss}
+        best, stop = self.law.judge(seen) if metrics else (False, None)
         done = gone + sum(int(r["done"]) for r in reports.values())
         steps = int(reports[min(reports)]["steps"])
         epoch = round(done / max(1, total_rows), 4)

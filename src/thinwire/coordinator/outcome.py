@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from thinwire import events
+from thinwire.coordinator.evaluations import Compute
 from thinwire.coordinator.stopping import EarlyStopping, Target
 from thinwire.protocol.deadlines import Deadlines
 from thinwire.protocol.identifiers import FINAL, checkpoint_order
@@ -23,6 +24,8 @@ class Policy:
     stop: EarlyStopping | None = None
     until: Target | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)
+    compute: Compute = field(default=lambda sums: {})
+    """Makes metrics of sums over all workers' rows."""
     min_workers: int = 1
     group_size: int = 1
     """Workers that one replica spans."""
