@@ -157,9 +157,7 @@ class Trial:
                 "columns together into one of arrays (VectorAssembler, np.stack(…, axis=1), or a transform)"
             )
         elif not any(shapes):
-            advice = (
-                "A column of numbers gives the model one number a row; give it arrays, or add a dimension: x[:, None]"
-            )
+            advice = "A column of numbers gives one number a row; give it arrays, or add a dimension: x[:, None]"
         elif any(not each.is_floating_point() for each in batch.inputs):
             advice = "Give columns of the shape and type that its first layer takes, by a transform or in the model"
         else:
@@ -177,6 +175,12 @@ class Trial:
             raise ConfigError(
                 f"the model's output is {_kind(output)}, and loss {labels.loss or self.spec.loss!r} takes one tensor; "
                 "return the tensor from forward, or give loss=lambda output, label: … that takes it apart"
+            )
+        if named and (output.dim() == 0 or output.shape[0] != batch.num_rows):
+            raise DataError(
+                f"the model's output has the shape {tuple(output.shape)} for {batch.num_rows} rows of inputs="
+                f"{list(self.columns.inputs)}; its first dimension must count rows. Give columns of the shape that the "
+                "model takes, or keep the first dimension in forward."
             )
         if batch.label is not None and labels.kind == "classes" and self.looked_at and shape:
             wrong = labels.measured(shape).wrong(_array(batch.label))
