@@ -17,6 +17,7 @@ from thinwire.coordinator.membership import Decision, JointModelLost, Lost, Memb
 from thinwire.coordinator.outcome import Outcome, Policy
 from thinwire.coordinator.ports import Commit, Exit, Workforce
 from thinwire.coordinator.rate_limit import RateLimit
+from thinwire.coordinator.rows import Rows
 from thinwire.coordinator.statistics import Ledger
 from thinwire.coordinator.stopping import TRAIN_LOSS, Verdict
 from thinwire.errors import DataError
@@ -73,6 +74,7 @@ class Coordinator:
         self.ledger = Ledger(self._emit)
         self._ending = Ending(policy.group_size)
         self._absent = Absences(policy.workers, policy.deadlines.rejoin_s)
+        self._rows = Rows(policy.workers)
         self._allowance = RateLimit()
         self._gone: set[tuple[int, int]] = set()
         self._parting: dict[Exit, float] = {}
@@ -159,7 +161,8 @@ class Coordinator:
             self._finished.discard(worker)
             self._evaluations.excused.pop(worker, None)
             if header.get("rows") == 0 and worker < self._policy.workers:
-                _log.warning("worker %s on %s has no rows to train on: its partition is empty", worker, seat.host)
+                _log.warning("worker %s on %s has no rows to train on; use fewer workers", worker, seat.host)
+            self._rows.heard(worker, header, self.membership.rows)
             again = self._absent.since.pop(worker, None) is not None
             self.ledger.joined(seat, self.membership.rows[worker], again=again)
 

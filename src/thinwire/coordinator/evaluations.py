@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from thinwire import events
 from thinwire.coordinator.stopping import TRAIN_LOSS, Verdict
+from thinwire.errors import DataError
 from thinwire.protocol.messages import Header
 
 LAST_VERDICTS = 8
@@ -92,6 +93,11 @@ class Evaluations:
             elif not any(name in r["weights"] for r in reports.values()):
                 sums[name] = total
         metrics |= self._compute(sums) if sums else {}
+        if not metrics and self.law.waits:
+            raise DataError(
+                f"{self.law.waits} is looked at on validation rows, and no worker has any; hold more rows back with "
+                "validation=…, or leave it out"
+            )
         seen = metrics if train_loss is None else metrics | {TRAIN_LOSS: train_loss}
         best, stop = self.law.judge(seen) if metrics else (False, None)
         done = gone + sum(int(r["done"]) for r in reports.values())

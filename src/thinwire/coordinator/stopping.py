@@ -142,6 +142,13 @@ class Verdict:
             return better, f"{self._metric} has not improved for {self._since_best} evaluations"
         return better, None
 
+    @property
+    def waits(self) -> str | None:
+        """What of validation rows it waits for, in words; None where for nothing."""
+        if self._stop is not None:
+            return f"stop (metric {self._metric!r})"
+        return f"until ({self._until})" if self._until is not None and self._until.metric != TRAIN_LOSS else None
+
     def state(self) -> dict[str, float | int | None]:
         return {"best": self.best, "since_best": self._since_best}
 

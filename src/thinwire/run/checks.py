@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from thinwire.cluster.base import Site
-from thinwire.coordinator.stopping import EarlyStopping, Target, refuse_unmeasured
+from thinwire.coordinator.stopping import TRAIN_LOSS, EarlyStopping, Target, refuse_unmeasured
 from thinwire.data.feeds import Wanted
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, DataError
 from thinwire.models.boltzmann import free_energy_gap, reconstruction_error
 from thinwire.placement import Pipeline, Placement, Whole
 from thinwire.replicas import Algorithm, BackPropagation, ContrastiveDivergence, TrainSpec
@@ -126,6 +126,16 @@ def target_for(
             f"until = {until!r} cannot be reached: val_accuracy is a share from 0 to 1; write 0.97 for 97 %"
         )
     return target
+
+
+def refuse_unvalidated(validation: Any, target: Target | None, stop: EarlyStopping | None) -> None:
+    """Refuses to wait for evaluations that never come, since no row is held back; warns where nobody waits."""
+    share = isinstance(validation, float | int)
+    found = f"validation = {validation} of so few rows holds back none" if share else "the validation data has no rows"
+    if stop is not None or (target is not None and target.metric != TRAIN_LOSS):
+        asked = "stop" if stop is not None else "until"
+        raise DataError(f"{found}, and {asked} looks at validation rows; give a larger share, or other rows")
+    warnings.warn(f"{found}: nothing will be evaluated; give a larger share, or other rows", stacklevel=5)
 
 
 def columns_for(

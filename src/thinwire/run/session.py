@@ -49,6 +49,7 @@ from thinwire.run.checks import (
     objective_for,
     placement_for,
     refuse_impossible,
+    refuse_unvalidated,
     target_for,
     wanted_for,
 )
@@ -234,6 +235,8 @@ def fit(
         own = transform is not None
         wanted = wanted_for(trial, transform=own, validation=validation, indicator=opened.indicator)
         dealt = opened.deal(wanted, folder)
+        if dealt.validation_rows == 0 and validation is not None:
+            refuse_unvalidated(validation, target, stop)
         store = CheckpointStore(f"{out.rstrip('/')}/checkpoints") if out is not None else None
         earlier = _earlier(resume, chosen, spread) if resume is not None else None
         log = RunLog(out, callbacks, clock=where.time.wall)
