@@ -223,7 +223,7 @@ class Drawing(nn.Module):
 
 def trial(model: Any, columns: Columns) -> Trial:
     spec = TrainSpec(loss=lambda output: output.mean(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
-    return Trial(model, spec, columns, 8, looked_at=True, validated=False)
+    return Trial(model, spec, columns, 8, transforms=False, validated=False)
 
 
 @pytest.mark.parametrize("model", [Drawing, Drawing()], ids=["factory", "module"])

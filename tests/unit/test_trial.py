@@ -163,8 +163,11 @@ def test_a_column_of_text_is_refused_before_a_worker_starts() -> None:
     refused(linear(), words, "column 'label'.*must be numbers", loss="mse")
 
 
-def test_a_transform_that_loses_a_column_is_refused_before_a_worker_starts() -> None:
-    refused(linear(), ROWS, "column 'x' is not there after the transform", transform=lambda c: {"label": c["label"]})
+def test_a_transform_of_the_users_own_is_not_called_on_the_driver() -> None:
+    called = []
+    with pytest.raises(ConfigError, match="optimizer gave"):
+        tw.fit(linear(), ROWS, cluster=HERE, transform=called.append, optimizer=lambda p: None)  # type: ignore[arg-type]
+    assert called == []
 
 
 @pytest.mark.parametrize(

@@ -150,22 +150,21 @@ def columns_for(
     return found
 
 
-def wanted_for(trial: Trial, *, transform: bool, validation: Any, indicator: str | None) -> Wanted:
+def wanted_for(trial: Trial, *, validation: Any, indicator: str | None) -> Wanted:
     """What a run needs of its data, and what is to be looked at in it before anything starts.
 
     Args:
-        trial: what is tried on the first row.
-        transform: whether the user's own transform makes columns: then all are read.
+        trial: what is tried on the first row; all columns are read where the user's own transform makes some.
         validation: what `fit` was given.
         indicator: a column that is true for validation rows.
     """
     columns = trial.columns
     return Wanted(
-        columns=None if transform else (*columns.inputs, *(n for n in (columns.label, columns.weight) if n)),
+        columns=None if trial.transforms else (*columns.inputs, *(n for n in (columns.label, columns.weight) if n)),
         validation=float(validation) if isinstance(validation, float | int) else 0.0,
         indicator=indicator,
         seed=trial.spec.seed,
-        label=columns.label if trial.looked_at else None,
+        label=None if trial.transforms else columns.label,
         labels=columns.labels,
         measure=trial,
     )

@@ -231,9 +231,10 @@ def fit(
             weight=weight,
             transform=in_turn(opened.transform, transform),
         )
-        trial = Trial(factory, spec, columns, batch_size, looked_at=transform is None, validated=validation is not None)
-        own = transform is not None
-        wanted = wanted_for(trial, transform=own, validation=validation, indicator=opened.indicator)
+        trial = Trial(
+            factory, spec, columns, batch_size, transforms=transform is not None, validated=validation is not None
+        )
+        wanted = wanted_for(trial, validation=validation, indicator=opened.indicator)
         dealt = opened.deal(wanted, folder)
         if dealt.validation_rows == 0 and validation is not None:
             refuse_unvalidated(validation, target, stop)

@@ -59,7 +59,8 @@ class Trial:
         spec: how it is trained.
         columns: what is what in the data, with all its transforms.
         batch_size: rows of a step.
-        looked_at: whether all labels are looked at as rows are dealt out, so that a wrong one is told of there.
+        transforms: whether the user's own transform makes columns. It may have effects of its own, so that only workers
+            call it; without it all labels are looked at as rows are dealt out.
         validated: whether there are validation rows to measure metrics on.
     """
 
@@ -67,7 +68,7 @@ class Trial:
     spec: TrainSpec
     columns: Columns
     batch_size: int
-    looked_at: bool
+    transforms: bool
     validated: bool
 
     def __call__(self, row: Any) -> tuple[int, ...] | None:
@@ -87,11 +88,12 @@ class Trial:
                 return None
 
     def _tried(self, row: Any) -> tuple[int, ...] | None:
-        batch = self._batch(row, ROWS)
+        made = self.model
+        batch = None if self.transforms else self._batch(row, ROWS)
+        module = (copy.deepcopy(made) if isinstance(made, nn.Module) else build_module(made, self.spec.seed)).cpu()
+        self._stepped(module)
         if batch is None:
             return None
-        made = self.model
-        module = (copy.deepcopy(made) if isinstance(made, nn.Module) else build_module(made, self.spec.seed)).cpu()
         shape = None
         with contextlib.suppress(*_KINDS), torch.no_grad():
             shape = _shape(module.eval()(*batch.inputs))
@@ -101,7 +103,6 @@ class Trial:
         else:
             batch = self._trained(module, batch, row)
             self._lost(module(*batch.inputs), batch, shape)
-        self._stepped(module)
         if self.validated:
             self._measured(module.eval(), batch)
         return shape
@@ -182,7 +183,7 @@ class Trial:
                 f"{list(self.columns.inputs)}; its first dimension must count rows. Give columns of the shape that the "
                 "model takes, or keep the first dimension in forward."
             )
-        if batch.label is not None and labels.kind == "classes" and self.looked_at and shape:
+        if batch.label is not None and labels.kind == "classes" and shape:
             wrong = labels.measured(shape).wrong(_array(batch.label))
             if wrong.any():
                 return  # told of with rows and number, as they are dealt out
