@@ -145,6 +145,8 @@ def load(path: str, changes: Sequence[str] = ()) -> Recipe:
     try:
         with open(path if os.path.isfile(path) else _shipped(path), "rb") as file:
             values = _parsed(file.read(MOST_BYTES + 1).decode())
+    except ConfigError:
+        raise
     except (ValueError, RecursionError) as error:  # TOML's own, and of bytes that are no UTF-8
         raise ConfigError(f"recipe {path!r} is not valid TOML: {error}") from error
     for change in changes:

@@ -47,7 +47,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("strategy", "relai", "Did you mean 'relay'"),
     ("strategy", {"name": "sparknet", "perod": 3}, "Did you mean 'period'"),
     ("placement", 4, "placement = 4 is not possible"),
-    ("placement", "planed", "Did you mean 'planned'"),
+    ("placement", "planned", r"use a placement such as tw\.Planned"),
+    ("placement", {"kind": "planed"}, "Did you mean 'planned'"),
     ("placement", {"kind": "planned", "group": 2}, "Did you mean 'group_size'"),
     ("loss", 3, "loss = 3 is not possible"),
     ("loss", nn.CrossEntropyLoss, "loss = the class CrossEntropyLoss is not possible"),
@@ -204,7 +205,7 @@ def test_names_and_recipes_forms_of_all_else_are_understood() -> None:
     forms = {
         "strategy": {"name": "synchronous"},
         "algorithm": "back_propagation",
-        "placement": "whole",
+        "placement": {"kind": "whole"},
         "loss": "torch.nn.functional:cross_entropy",
         "metrics": "accuracy",
         "stop": {"patience": 5},

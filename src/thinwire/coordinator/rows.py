@@ -23,7 +23,7 @@ class Rows:
             DataError: all workers are there, and none has rows.
         """
         before = len(self._same) == self._workers
-        if worker < self._workers:
+        if worker < self._workers and "rows" in header:  # one that fails before it has read them says nothing
             self._same[worker] = header.get("same")
         if before or len(self._same) < self._workers:
             return

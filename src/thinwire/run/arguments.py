@@ -158,15 +158,14 @@ def _strategy(key: str, given: Any) -> Strategy:
 
 
 def _placement(key: str, given: Any) -> Placement:
-    if isinstance(given, str | Mapping):
-        example = '{ kind = "planned", group_size = 4 }'
-        name, settings = (given, {}) if isinstance(given, str) else named(key, given, example, "kind")
+    if isinstance(given, Mapping):
+        name, settings = named(key, given, '{ kind = "planned", group_size = 4 }', "kind")
         choice(*PLACEMENTS)(f"{key}.kind", name)
         kind = PLACEMENTS[name]
         known_only(key, settings, tuple(field.name for field in dataclasses.fields(kind)), name)
         return kind(**settings)
     if not isinstance(given, Placement):
-        raise refused(key, given, "a placement such as tw.Planned(group_size=4), or its name")
+        raise refused(key, given, "a placement such as tw.Planned(group_size=4)")
     return given
 
 

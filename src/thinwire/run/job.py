@@ -20,7 +20,7 @@ from thinwire import logs
 from thinwire.checkpoint import CheckpointStore, Manifest, decode, encode
 from thinwire.data import Batch, Loader, Position, Sampler, Shard, ShardFiles
 from thinwire.data.feeds import Feed
-from thinwire.errors import CheckpointError, ConfigError, TimedOutError
+from thinwire.errors import CheckpointError, ConfigError, ThinwireError, TimedOutError
 from thinwire.exchange.joint import JointState
 from thinwire.exchange.mesh import Mesh
 from thinwire.exchange.peer import Identity, Peer, TreeCodec
@@ -175,7 +175,7 @@ def work(
         report = {
             "t": "failed",
             "a": attempt,
-            "kind": type(error).__name__,
+            "kind": type(error).__name__ if isinstance(error, ThinwireError) else "",
             "error": f"{type(error).__name__}: {error}",
             "traceback": traceback.format_exc(),
         }

@@ -112,7 +112,7 @@ def fit(
     scheduler_every: Literal["step", "epoch"] = "epoch",
     algorithm: Algorithm | str | Mapping[str, Any] | None = None,
     strategy: Strategy | str | Mapping[str, Any] | None = None,
-    placement: Placement | str | Mapping[str, Any] | None = None,
+    placement: Placement | Mapping[str, Any] | None = None,
     cluster: Cluster | None = None,
     exchange: str = "auto",
     codec: str = "float32",

@@ -173,9 +173,11 @@ class Trial:
         """Tries the loss on an output."""
         labels, named = self.columns.labels, isinstance(self.spec.loss, str) or self.columns.labels.kind != "any"
         if named and not isinstance(output, Tensor):
+            part = repr(next(iter(output), "")) if isinstance(output, Mapping) else "0"
             raise ConfigError(
                 f"the model's output is {_kind(output)}, and loss {labels.loss or self.spec.loss!r} takes one tensor; "
-                "return the tensor from forward, or give loss=lambda output, label: … that takes it apart"
+                "return the tensor from forward, or give a loss that takes one of it, such as "
+                f"loss=lambda output, label: F.cross_entropy(output[{part}], label)"
             )
         if named and (output.dim() == 0 or output.shape[0] != batch.num_rows):
             raise DataError(
