@@ -435,6 +435,7 @@ class Coordinator:
     def _summed(self) -> Outcome:
         out = self.outcome
         self.ledger.sum_up(out, self.membership.total_rows)
+        out.best_evaluation, out.best_metrics = self._evaluations.law.best_at, self._evaluations.law.best_metrics
         out.refused += int(getattr(self._hub, "refused", 0))
         if self._trained_from is not None:
             out.train_s = (self._trained_to or self._time.now()) - self._trained_from

@@ -100,6 +100,8 @@ class Evaluations:
             )
         seen = metrics if train_loss is None else metrics | {TRAIN_LOSS: train_loss}
         best, stop = self.law.judge(seen) if metrics else (False, None)
+        if best:
+            self.law.note(number, metrics)
         done = gone + sum(int(r["done"]) for r in reports.values())
         steps = int(reports[min(reports)]["steps"])
         epoch = round(done / max(1, total_rows), 4)

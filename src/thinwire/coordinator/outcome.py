@@ -41,6 +41,9 @@ class Outcome:
     results: dict[int, dict[int, bytes]] = field(default_factory=dict)
     """The trained model, by part of a replica, in chunks."""
     metrics: dict[str, float] = field(default_factory=dict)
+    best_evaluation: int | None = None
+    """The number of the best evaluation, by the metric of early stopping or else the validation loss."""
+    best_metrics: dict[str, float] = field(default_factory=dict)
     train_loss: float | None = None
     workers_lost: int = 0
     unreplaced: set[int] = field(default_factory=set)

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from thinwire.errors import ConfigError, nearest
 from thinwire.values import check_fields, choice, number, text, whole
@@ -119,6 +119,13 @@ class Verdict:
         self._min_delta = stop.min_delta if stop else 0.0
         self.best: float | None = None
         self._since_best = 0
+        self.best_at: int | None = None
+        """The number of the best evaluation."""
+        self.best_metrics: dict[str, float] = {}
+
+    def note(self, number: int, metrics: dict[str, float]) -> None:
+        """Keeps which evaluation was the best so far."""
+        self.best_at, self.best_metrics = number, dict(metrics)
 
     def judge(self, metrics: dict[str, float]) -> tuple[bool, str | None]:
         """Whether this evaluation is the best so far, and why to stop, if at all."""
@@ -149,9 +156,11 @@ class Verdict:
             return f"stop (metric {self._metric!r})"
         return f"until ({self._until})" if self._until is not None and self._until.metric != TRAIN_LOSS else None
 
-    def state(self) -> dict[str, float | int | None]:
-        return {"best": self.best, "since_best": self._since_best}
+    def state(self) -> dict[str, Any]:
+        kept = {"best": self.best, "since_best": self._since_best}
+        return kept | {"best_at": self.best_at, "best_metrics": self.best_metrics}
 
-    def load(self, state: dict[str, float | int | None]) -> None:
+    def load(self, state: dict[str, Any]) -> None:
         self.best = state["best"]
         self._since_best = int(state["since_best"] or 0)
+        self.best_at, self.best_metrics = state.get("best_at"), dict(state.get("best_metrics") or {})

@@ -209,6 +209,8 @@ class EventReducer:
             series = self.series.setdefault(f"m:{name}", Series())
             series.add(now, float(event.get("steps", 0)), float(value))
         self.head |= {"metrics": event.get("metrics"), "evaluated": event.get("number")}
+        if event.get("best"):
+            self.head["best"] = {"number": event.get("number"), "metrics": event.get("metrics") or {}}
 
     def _on_checkpoint_saved(self, event: dict[str, Any], now: float) -> None:
         self.head["checkpoint"] = event.get("name")
