@@ -26,6 +26,7 @@ class ModelSection:
     factory: str | None = None
     caffe: str | None = None
     weights: str | None = None
+    modules: list[str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

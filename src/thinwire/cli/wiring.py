@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -68,6 +69,7 @@ def run(
 ) -> Result:
     """Runs a recipe; callbacks come beside the trackers that it names."""
     train, data = recipe.train, recipe.data
+    import_modules(recipe)
     by_caffe = recipe.model.caffe is not None or train.solver is not None
     folder = out or recipe.run.out
     asked: dict[str, Any] = {
@@ -141,6 +143,15 @@ def first_rows(recipe: Recipe, names: Sequence[str] | None) -> dict[str, torch.T
     for transform in (source.transform, own):
         values = values if transform is None else transform(values)
     return {name: values[name] for name in names}
+
+
+def import_modules(recipe: Recipe) -> None:
+    """Imports what a recipe names in `model.modules`, such as Caffe layers that register themselves."""
+    for name in recipe.model.modules or ():
+        try:
+            importlib.import_module(name)
+        except (ImportError, ValueError) as error:  # the last of no name of a module
+            raise ConfigError(f"model.modules = {name!r}: {error}; is its folder on PYTHONPATH?") from error
 
 
 def model_name(recipe: Recipe) -> str:
