@@ -384,11 +384,12 @@ class Coordinator:
         """Evaluations whose reports are all in come to a verdict, which every worker hears."""
         alive = set(self.membership.members) & set(self.membership.seats)
         done = {w: int(p.get("rows", 0)) for w, p in self.membership.remembered.items()}
-        for judged in self._evaluations.ready(alive, done, self.membership.total_rows, self.outcome.train_loss):
-            self.outcome.metrics = judged.event.metrics
+        for judged in self._evaluations.ready(
+            alive, done, self.membership.total_rows, self.outcome.train_loss, self._rows.held
+        ):
             seconds = self._time.now() - (self._trained_from or self._started)
             self.outcome.history.append(judged.row | {"seconds": round(seconds + self._before_s, 3)})
-            self._emit(judged.event)
+            self._emit(self.outcome.heed(judged.event))
             if judged.stop is not None:
                 self.outcome.stopped_early = True
                 self.outcome.reason = self.outcome.reason or judged.stop

@@ -56,15 +56,18 @@ class Evaluations:
             self._reports.setdefault(number, {})[worker] = header
 
     def ready(
-        self, alive: set[int], rows: dict[int, int], total_rows: int, train_loss: float | None
+        self, alive: set[int], rows: dict[int, int], total_rows: int, train_loss: float | None, held: int = 0
     ) -> Iterator[Judged]:
-        """Judges what can be judged now; `rows` are those done by each worker, also by some who are gone."""
+        """Judges what can be judged now; `rows` are those done by each worker, also by some who are gone.
+
+        `held` are the validation rows of all workers together.
+        """
         for number in sorted(self._reports):
             reports = self._reports.get(number, {})
             if {w for w in alive if self.excused.get(w, 0) < number} <= set(reports) and reports:
                 self._close(number)
                 gone = sum(done for worker, done in rows.items() if worker not in reports)
-                judged = self._judge(number, reports, gone, total_rows, train_loss)
+                judged = self._judge(number, reports, gone, total_rows, train_loss, held)
                 self.verdicts.append(judged.verdict())
                 yield judged
 
@@ -81,7 +84,13 @@ class Evaluations:
         self._reports = {other: reports for other, reports in self._reports.items() if other > self._past}
 
     def _judge(
-        self, number: int, reports: dict[int, Header], gone: int, total_rows: int, train_loss: float | None
+        self,
+        number: int,
+        reports: dict[int, Header],
+        gone: int,
+        total_rows: int,
+        train_loss: float | None,
+        held: int,
     ) -> Judged:
         metrics: dict[str, float] = {}
         sums: dict[str, float] = {}
@@ -106,13 +115,15 @@ class Evaluations:
         steps = int(reports[min(reports)]["steps"])
         epoch = round(done / max(1, total_rows), 4)
         row = {"number": number, "epoch": epoch, "steps": steps, "rows": done, "train_loss": train_loss, **metrics}
+        measured = sum(int(r["rows"]) for r in reports.values())
         event = events.Evaluated(
             number=number,
             epoch=epoch,
             steps=steps,
             rows=done,
             metrics=metrics,
-            validation_rows=sum(int(r["rows"]) for r in reports.values()),
+            validation_rows=measured,
+            left_out=max(0, held - measured),
             best=best,
         )
         return Judged(event, row, stop)

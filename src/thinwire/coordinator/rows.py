@@ -15,6 +15,12 @@ class Rows:
 
     def __init__(self, workers: int) -> None:
         self._workers, self._same = workers, dict[int, str | None]()
+        self._held: dict[int, int] = {}
+
+    @property
+    def held(self) -> int:
+        """Validation rows of all workers that have joined, also of those that are gone."""
+        return sum(self._held.values())
 
     def heard(self, worker: int, header: Header, rows: Mapping[int, int]) -> None:
         """Takes a worker's greeting in.
@@ -25,6 +31,7 @@ class Rows:
         before = len(self._same) == self._workers
         if worker < self._workers and "rows" in header:  # one that fails before it has read them says nothing
             self._same[worker] = header.get("same")
+            self._held[worker] = int(header.get("held", 0))
         if before or len(self._same) < self._workers:
             return
         counts = {worker: rows.get(worker, 0) for worker in self._same}

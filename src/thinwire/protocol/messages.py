@@ -227,6 +227,7 @@ FORMS: dict[str, Check] = {
         host=is_text,
         pid=is_count,
         rows=is_count,
+        held=is_count,
         same=is_text,
         meets=maybe(_meeting),
         thinwire=is_text,

@@ -238,6 +238,8 @@ class Run:
             "train_loss": outcome.train_loss,
             "val_loss": metrics.get("val_loss"),
             "val_accuracy": metrics.get("val_accuracy"),
+            "validation_rows": outcome.validation_rows,
+            "left_out": outcome.left_out,
             "best_evaluation": outcome.best_evaluation,
             "best_val_loss": outcome.best_metrics.get("val_loss"),
             "model": "best" if self._job.plan.keeps_best and outcome.best_evaluation is not None else "last",

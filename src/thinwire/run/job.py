@@ -204,12 +204,12 @@ def _build(
         spec = replace(spec, device=f"cuda:{worker % count if gpu is None else min(gpu, count - 1)}")
     helps = worker >= job.workers
     batches: Batches = NoBatches()
-    same: str | None = None
+    told: dict[str, Any] = {}
     if not helps:
         with job.feed.shard(worker, given, functools.partial(_fetch, link, attempt)) as files:
-            batches = ShardBatches(files, job, worker, resolve_device(spec.device))
-            same = files.same
-    greeting = hello() | {"rows": batches.num_rows} | ({} if same is None else {"same": same})
+            batches = own = ShardBatches(files, job, worker, resolve_device(spec.device))
+            told = {"held": own.num_validation_rows} | ({} if files.same is None else {"same": files.same})
+    greeting = hello() | {"rows": batches.num_rows} | told
     replica: TorchReplica
     if job.placement.group_size > 1:
         replica = _part(job, spec, worker, attempt, link, batches)
