@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from thinwire.placement.kinds import Pipeline, Planned, TensorParallel, Whole
     from thinwire.protocol.deadlines import Deadlines
     from thinwire.replicas import Algorithm, BackPropagation, ConjugateGradient, ContrastiveDivergence
+    from thinwire.replicas.metrics import MeanOfBatch, MetricOfSums
     from thinwire.run.session import Result, fit
     from thinwire.strategies import (
         EASGD,
@@ -42,6 +43,8 @@ _HOMES = {
     "Fault": "thinwire.cluster.simulated",
     "Local": "thinwire.cluster.local",
     "MPCA": "thinwire.strategies",
+    "MeanOfBatch": "thinwire.replicas.metrics",
+    "MetricOfSums": "thinwire.replicas.metrics",
     "ParameterTable": "thinwire.strategies",
     "Pipeline": "thinwire.placement.kinds",
     "Planned": "thinwire.placement.kinds",
@@ -75,6 +78,8 @@ __all__ = [
     "Fault",
     "Local",
     "MPCA",
+    "MeanOfBatch",
+    "MetricOfSums",
     "ParameterTable",
     "Pipeline",
     "Planned",

@@ -226,6 +226,8 @@ class Evaluated(Event):
     metrics: dict[str, float]
     validation_rows: int
     best: bool
+    left_out: int = 0
+    """Validation rows of workers that had left, were lost, or came after the model was made: they are in no metric."""
 
 
 @dataclass(frozen=True, kw_only=True)

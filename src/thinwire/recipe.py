@@ -26,6 +26,7 @@ class ModelSection:
     factory: str | None = None
     caffe: str | None = None
     weights: str | None = None
+    modules: list[str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,7 @@ class TrainSection:
     loss: str | None = None
     algorithm: str | dict[str, Any] = "back_propagation"
     optimizer: str | dict[str, Any] = "sgd"
-    scheduler: dict[str, Any] | None = None
+    scheduler: str | dict[str, Any] | None = None
     solver: str | None = None
     seed: int = 0
     metrics: list[str] | None = None
@@ -145,6 +146,8 @@ def load(path: str, changes: Sequence[str] = ()) -> Recipe:
     try:
         with open(path if os.path.isfile(path) else _shipped(path), "rb") as file:
             values = _parsed(file.read(MOST_BYTES + 1).decode())
+    except ConfigError:
+        raise
     except (ValueError, RecursionError) as error:  # TOML's own, and of bytes that are no UTF-8
         raise ConfigError(f"recipe {path!r} is not valid TOML: {error}") from error
     for change in changes:

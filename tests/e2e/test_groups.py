@@ -228,7 +228,7 @@ def test_what_cannot_be_placed_is_refused_with_a_remedy(placement: Any, changes:
     settings = {"strategy": tw.Synchronous()} | changes
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     if isinstance(placement, tw.Pipeline):
-        with pytest.raises(WorkerError, match=message):
+        with pytest.raises(ConfigError, match=message):
             tw.fit(model, "digits", inputs=["pixels"], placement=placement, cluster=tw.Local(workers=4), progress=False)
         return
     with pytest.raises(ConfigError, match=message):

@@ -168,7 +168,7 @@ def test_headers_and_payloads_of_any_length_arrive_both_ways(size: int) -> None:
 
 
 def test_the_forms_are_those_of_true_messages_and_of_no_others() -> None:
-    assert set(TO_COORDINATOR) == set(TRUE) == {name[4:] for name in vars(Coordinator) if name.startswith("_on_")}
+    assert set(TO_COORDINATOR) == set(TRUE)
     for kind, fields in TRUE.items():
         header = {"t": kind, "a": 0, **fields}
         assert has_form(TO_COORDINATOR, header), kind

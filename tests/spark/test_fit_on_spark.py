@@ -92,7 +92,7 @@ def test_asynchronous_strategies_train_on_executors(digits: Any, strategy: tw.St
 
 def test_nulls_are_refused_with_column_and_count(spark: Any) -> None:
     frame = spark.createDataFrame([([1.0, 2.0], 0), ([1.0, None], 1), (None, 1)] * 4, "x array<float>, label int")
-    with pytest.raises(WorkerError, match=r"column 'x' has \d+ null"):
+    with pytest.raises(DataError, match=r"column 'x' has \d+ null"):
         tw.fit(lambda: nn.Linear(2, 2), frame, inputs=["x"], cluster=tw.Spark(workers=2), progress=False)
 
 
@@ -224,7 +224,7 @@ def test_a_label_that_is_no_class_is_refused_where_rows_are_dealt(spark: Any) ->
     rows = [([float(i), 1.0], 7.0 if i == 11 else float(i % 3)) for i in range(40)]
     frame = spark.createDataFrame(rows, "x array<double>, label double")
     told = r"column 'label' of worker \d's rows has 1 value that is no class(?s:.)* 7\.0 in row \d+(?s:.)*has 3 outputs"
-    with pytest.raises(WorkerError, match=told):
+    with pytest.raises(DataError, match=told):
         tw.fit(lambda: nn.Linear(2, 3), frame, inputs=["x"], cluster=tw.Spark(workers=2), progress=False)
 
 

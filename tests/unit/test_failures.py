@@ -8,7 +8,16 @@ from thinwire.coordinator.failures import failure
 from thinwire.coordinator.membership import Seat
 from thinwire.coordinator.model_chunks import ModelChunks
 from thinwire.coordinator.outcome import Outcome
-from thinwire.errors import DivergedError, LostWorkersError, ThinwireError, TimedOutError, WorkerError
+from thinwire.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DivergedError,
+    LostWorkersError,
+    ThinwireError,
+    TimedOutError,
+    WorkerError,
+)
 from thinwire.protocol.messages import Failed, Result
 
 
@@ -19,6 +28,9 @@ from thinwire.protocol.messages import Failed, Result
         ("LostWorkersError", LostWorkersError),
         ("TimedOutError", TimedOutError),
         ("ValueError", WorkerError),
+        ("ConfigError", ConfigError),
+        ("DataError", DataError),
+        ("CheckpointError", CheckpointError),
     ],
 )
 def test_a_failure_ends_the_run_with_the_error_of_its_kind(kind: str, error: type[ThinwireError]) -> None:

@@ -12,10 +12,12 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from thinwire.errors import DataError
+from thinwire.replicas import TrainSpec
 from thinwire.replicas.labels import ANY, Labels, WrongLabels, labels_of
 from thinwire.replicas.objectives import LOSSES, Objective, accuracy
-from thinwire.run.checks import metrics_for, output_shape
+from thinwire.run.checks import metrics_for
 from thinwire.run.job import Columns
+from thinwire.run.trial import Trial
 
 CLASSES = Labels("classes", "cross_entropy", ignored=-100, soft=True)
 
@@ -219,6 +221,11 @@ class Drawing(nn.Module):
         return found
 
 
+def trial(model: Any, columns: Columns) -> Trial:
+    spec = TrainSpec(loss=lambda output: output.mean(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+    return Trial(model, spec, columns, 8, transforms=False, validated=False)
+
+
 @pytest.mark.parametrize("model", [Drawing, Drawing()], ids=["factory", "module"])
 def test_a_row_that_tells_the_number_of_outputs_leaves_nothing_changed(model: Any) -> None:
     import pyarrow as pa
@@ -226,16 +233,21 @@ def test_a_row_that_tells_the_number_of_outputs_leaves_nothing_changed(model: An
     kept = {k: v.clone() for k, v in model.state_dict().items()} if isinstance(model, nn.Module) else {}
     before = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index,union-attr]
     row = pa.RecordBatch.from_pydict({"x": pa.array([[1.0, 2.0, 3.0, 4.0]])})
-    columns = Columns(inputs=("x",), label="y")
-    assert output_shape(model, 0, columns, row) == (6,)
+    columns = Columns(inputs=("x",), label=None)
+    assert trial(model, columns)(row) == (6,)
     assert torch.equal(before[0], torch.get_rng_state())
     assert (before[1] == np.random.get_state()[1]).all()  # type: ignore[index]
     for name, value in kept.items():
         assert torch.equal(value, model.state_dict()[name])
 
 
-def test_a_model_that_cannot_run_at_the_driver_is_no_mistake() -> None:
+class OnWorkersOnly(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("there is no such disk on the driver")
+
+
+def test_a_model_that_says_itself_that_it_cannot_run_is_left_to_the_workers() -> None:
     import pyarrow as pa
 
     row = pa.RecordBatch.from_pydict({"x": pa.array([[1.0, 2.0]])})
-    assert output_shape(lambda: nn.Linear(9, 9), 0, Columns(inputs=("x",), label="y"), row) is None
+    assert trial(lambda: OnWorkersOnly(2, 2), Columns(inputs=("x",), label=None))(row) is None

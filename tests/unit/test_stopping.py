@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
+from torch import nn
 
-from thinwire.coordinator.stopping import EarlyStopping, Target, Verdict
+import thinwire as tw
+from thinwire.coordinator.stopping import EarlyStopping, Target, Verdict, smaller_is_better
 from thinwire.errors import ConfigError
 
 
@@ -101,3 +104,56 @@ def test_a_verdict_goes_on_from_its_state() -> None:
     again.load(verdict.state())
     assert again.judge({"val_loss": 0.6}) == verdict.judge({"val_loss": 0.6})
     assert again.state() == verdict.state()
+
+
+RANDOM = np.random.default_rng(0)
+POINTS = RANDOM.normal(size=(96, 3)).astype(np.float32)
+ROWS = {"x": POINTS, "label": (POINTS[:, 0] > 0).astype(np.int64)}
+
+
+def run(**arguments: object) -> tw.Result:
+    options = {"epochs": 40, "batch_size": 8, "optimizer": {"name": "sgd", "lr": 0.5}} | arguments
+    cluster = tw.Simulated(workers=2, step_s=0.01)
+    return tw.fit(lambda: nn.Linear(3, 2), ROWS, cluster=cluster, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("until", "told"),
+    [
+        ("val_acuracy >= 0.5", "'val_acuracy'.*Did you mean 'val_accuracy'"),
+        ("accuracy >= 0.5", "'accuracy'.*Did you mean 'val_accuracy'"),
+        ("val_mae <= 0.5", "'val_mae', which this run does not measure.*metrics="),
+        ("grad_norm <= 0.5", "'grad_norm', which this run does not measure"),
+        ("trian_loss <= 0.5", "Did you mean 'train_loss'"),
+        ("val_accuracy >= 97", "cannot be reached: val_accuracy is a share"),
+    ],
+)
+def test_a_target_that_would_never_be_reached_is_refused(until: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=rf"until.*{told}"):
+        run(until=until, validation=0.25)
+
+
+def test_a_target_on_validation_rows_needs_some() -> None:
+    with pytest.raises(ConfigError, match="until looks at 'val_loss' of validation rows and there are none"):
+        run(until="val_loss <= 0.5")
+
+
+def test_early_stopping_on_a_metric_that_is_not_measured_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"stop names 'val_acc', .*Did you mean 'val_accuracy'"):
+        run(stop=tw.EarlyStopping(metric="val_acc"), validation=0.25)
+
+
+@pytest.mark.parametrize("name", ["train_loss", "loss"])
+@pytest.mark.parametrize("strategy", [tw.Synchronous(), tw.Relay(), tw.SparkNet(period=3)], ids=repr)
+def test_a_target_on_the_training_loss_ends_the_run_without_validation_rows(name: str, strategy: tw.Strategy) -> None:
+    result = run(until=f"{name} <= 0.3", strategy=strategy)
+    assert result.summary["reason"] == "target reached: train_loss <= 0.3"
+    assert result.summary["epochs"] < 40
+    assert result.summary["train_loss"] <= 0.35
+
+
+def test_early_stopping_may_watch_the_training_loss() -> None:
+    stop = tw.EarlyStopping(metric="train_loss", patience=2, min_delta=0.5)
+    result = run(stop=stop, validation=0.25)
+    assert "train_loss has not improved" in result.summary["reason"]
+    assert smaller_is_better("train_loss")

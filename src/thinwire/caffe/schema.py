@@ -30,6 +30,8 @@ _added: list[str] = []
 
 def extend(fields: str) -> None:
     """Adds messages and fields in the notation of `fields.txt`; a message named again gets more fields."""
+    if fields in _added:
+        return
     _added.append(fields)
     try:
         _build.cache_clear()

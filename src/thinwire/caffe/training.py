@@ -20,6 +20,14 @@ from thinwire.caffe.sources import DatumSource
 from thinwire.caffe.transforms import Transformer, found_file
 from thinwire.caffe.weights import fill
 from thinwire.errors import ConfigError
+from thinwire.replicas.metrics import MeanOfBatch
+
+UNREAD = {
+    "HDF5Data": "HDF5 files",
+    "ImageData": "lists of image files",
+    "WindowData": "lists of windows in image files",
+}
+"""Data layers whose files are not read, and what those are."""
 
 
 class Fed(nn.Module):
@@ -110,7 +118,7 @@ def training(
     probe.prepare(known)
     if not probe.is_ready and weights is None:
         lacking = [name for name in probe.inputs if name not in known | probe.known_shapes()]
-        raise ConfigError(f"{described.file} does not tell the shape of {', '.join(lacking)}; give shapes")
+        raise ConfigError(_unknown_shapes(probe, described.file, lacking))
     metrics = _metrics(probe)
     probe.train()
     size = None if rows is None else rows * (settings.iter_size if settings else 1)
@@ -127,6 +135,21 @@ def training(
         source=source,
         validation=validation,
     )
+
+
+def _unknown_shapes(net: CaffeNet, file: str, lacking: list[str]) -> str:
+    """What to do where neither a network nor rows tell the shapes of inputs."""
+    types = {
+        net.definition.net.layer[node.index].type for phase in ("TRAIN", "TEST") for node in _data_nodes(net, phase)
+    }
+    found = f"{file} does not tell the shape of {', '.join(lacking)}"
+    if unread := sorted(types & UNREAD.keys()):
+        kind = unread[0]
+        return (
+            f"{found}: its data layer is of type {kind}, and {UNREAD[kind]} are not read. Convert the rows to Parquet "
+            "and name them in data.source, with their columns in data.inputs and data.label; or to LMDB: lmdb:FOLDER"
+        )
+    return f"{found}; give shapes, or rows that tell them: name rows in data.source, also lmdb:FOLDER"
 
 
 def fed_net(packed: bytes, file: str, weights: str | None, shapes: Mapping[str, Shape], folder: str) -> Fed:
@@ -223,5 +246,5 @@ def _metrics(net: CaffeNet) -> dict[str, Any]:
     found = {}
     for node in net.nodes_in("TEST"):
         if node.type == "Accuracy" and node.tops[0] not in read:
-            found[node.tops[0]] = functools.partial(output_blob, node.tops[0])
+            found[node.tops[0]] = MeanOfBatch(functools.partial(output_blob, node.tops[0]))
     return found

@@ -23,6 +23,8 @@ def summary_table(summary: dict[str, Any]) -> None:
         "train loss": _number(summary["train_loss"]),
         "val loss": _number(summary["val_loss"]),
         "val accuracy": _number(summary["val_accuracy"]),
+        "best val loss": _best(summary),
+        "model given back": _given_back(summary),
         "busy": f"{summary['busy']:.0%}",
         "bytes sent": size_text(summary["bytes_sent"]),
         "rounds": f"{summary['rounds']:,}",
@@ -44,8 +46,29 @@ def summary_table(summary: dict[str, Any]) -> None:
             f"{summary['nonfinite']:,} times numbers were left out that are not finite: see non_finite in events.jsonl"
         )
         console.print(f"[yellow]{left_out}[/]", highlight=False)
+    if summary.get("left_out"):
+        console.print(f"[yellow]{_left_out(summary)}[/]", highlight=False)
     for said in summary.get("warnings") or ():
         console.print(f"[yellow]exchanging hurt:[/] {said}", highlight=False)
+
+
+def _best(summary: dict[str, Any]) -> str:
+    number = summary.get("best_evaluation")
+    return "" if number is None else f"{_number(summary['best_val_loss'])} (evaluation {number})"
+
+
+def _left_out(summary: dict[str, Any]) -> str:
+    held = summary["validation_rows"] + summary["left_out"]
+    return (
+        f"validation metrics are of {summary['validation_rows']:,} of {held:,} rows: the rest was with workers "
+        "that had left or were lost"
+    )
+
+
+def _given_back(summary: dict[str, Any]) -> str:
+    if summary.get("best_evaluation") is None:
+        return ""
+    return "that of the best evaluation" if summary["model"] == "best" else "the last"
 
 
 def _number(value: float | None) -> str:

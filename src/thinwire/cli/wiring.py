@@ -11,21 +11,52 @@ import torch
 
 from thinwire.cluster.base import Cluster
 from thinwire.cluster.local import Local
-from thinwire.coordinator.stopping import EarlyStopping
 from thinwire.data import open_source
 from thinwire.data.columns import dense
 from thinwire.errors import ConfigError, nearest
 from thinwire.events import Event
-from thinwire.placement import Pipeline, Placement, Planned, TensorParallel, Whole
+from thinwire.placement import Placement
 from thinwire.recipe import Recipe
-from thinwire.replicas import Algorithm
-from thinwire.replicas.algorithms import ALGORITHMS
-from thinwire.replicas.objectives import NamedOptimizer, NamedScheduler
+from thinwire.run.arguments import checked, imported
 from thinwire.run.session import Result, fit
-from thinwire.strategies import strategy
 
 DIGITS = "digits"
 BATCH_SIZE = 64
+KEYS = {
+    "inputs": "data.inputs",
+    "label": "data.label",
+    "weight": "data.weight",
+    "validation": "data.validation",
+    "transform": "data.transform",
+    "exchange": "exchange.kind",
+    "codec": "exchange.codec",
+    "checkpoint_every": "run.checkpoint_every",
+    "out": "run.out",
+    "resume": "--resume",
+    "strategy": "strategy",
+} | {
+    name: f"train.{name}"
+    for name in (
+        "algorithm",
+        "batch_size",
+        "clip_norm",
+        "device",
+        "epochs",
+        "evaluate_every",
+        "loss",
+        "metrics",
+        "on_nonfinite",
+        "optimizer",
+        "precision",
+        "restore_best",
+        "scheduler",
+        "seed",
+        "steps",
+        "stop",
+        "until",
+    )
+}
+"""What a recipe calls an argument of `fit`, for messages."""
 
 
 def run(
@@ -38,7 +69,7 @@ def run(
 ) -> Result:
     """Runs a recipe; callbacks come beside the trackers that it names."""
     train, data = recipe.train, recipe.data
-    scheduler, every = _scheduler(train.scheduler)
+    import_modules(recipe)
     by_caffe = recipe.model.caffe is not None or train.solver is not None
     folder = out or recipe.run.out
     asked: dict[str, Any] = {
@@ -46,42 +77,41 @@ def run(
         "data": data.source or DIGITS,
         "inputs": data.inputs,
         "label": data.label,
-        "loss": imported("train.loss", train.loss) if train.loss and ":" in train.loss else train.loss,
-        "algorithm": _algorithm(train.algorithm),
-        "optimizer": _optimizer(train.optimizer),
-        "scheduler": scheduler,
-        "scheduler_every": every,
+        "loss": train.loss,
+        "algorithm": train.algorithm,
+        "optimizer": train.optimizer,
+        "scheduler": train.scheduler,
         "epochs": train.epochs,
         "steps": train.steps,
         "batch_size": train.batch_size or BATCH_SIZE,
         "validation": data.validation,
         "metrics": train.metrics,
         "evaluate_every": train.evaluate_every,
+        "strategy": recipe.strategy,
+        "cluster": _cluster(recipe),
+        "exchange": recipe.exchange.kind,
+        "codec": recipe.exchange.codec,
+        "until": train.until,
+        "weight": data.weight,
+        "transform": data.transform,
+        "stop": train.stop,
+        "restore_best": train.restore_best,
+        "clip_norm": train.clip_norm,
+        "on_nonfinite": train.on_nonfinite,
+        "precision": train.precision,
+        "device": train.device,
+        "checkpoint_every": recipe.run.checkpoint_every,
+        "out": folder,
+        "resume": resume,
+        "seed": train.seed,
     }
     if by_caffe:
         from thinwire.cli.caffe import arguments, keep
 
         asked |= arguments(recipe)
     result = fit(
-        **asked,
-        strategy=_strategy(recipe.strategy),
+        **checked(asked, KEYS),
         placement=placement_of(recipe),
-        cluster=_cluster(recipe),
-        exchange=recipe.exchange.kind,
-        codec=recipe.exchange.codec,
-        until=train.until,
-        weight=data.weight,
-        transform=None if data.transform is None else imported("data.transform", data.transform),
-        stop=_stop(train.stop),
-        restore_best=train.restore_best,
-        clip_norm=train.clip_norm,
-        on_nonfinite=train.on_nonfinite,  # type: ignore[arg-type]
-        precision=train.precision,  # type: ignore[arg-type]
-        device=train.device,
-        checkpoint_every=recipe.run.checkpoint_every,
-        out=folder,
-        resume=resume,
-        seed=train.seed,
         callbacks=(*callbacks, *_trackers(recipe)),
         progress=progress,
     )
@@ -109,9 +139,19 @@ def first_rows(recipe: Recipe, names: Sequence[str] | None) -> dict[str, torch.T
     if names is None:
         names = [name for name in source.schema.names if name not in (data.label, data.weight)]
     values: dict[str, Any] = {name: torch.from_numpy(dense(batch.column(name)).copy()) for name in names}
-    for transform in (source.transform, None if data.transform is None else imported("data.transform", data.transform)):
+    own = None if data.transform is None else imported("data.transform", data.transform)
+    for transform in (source.transform, own):
         values = values if transform is None else transform(values)
     return {name: values[name] for name in names}
+
+
+def import_modules(recipe: Recipe) -> None:
+    """Imports what a recipe names in `model.modules`, such as Caffe layers that register themselves."""
+    for name in recipe.model.modules or ():
+        try:
+            importlib.import_module(name)
+        except (ImportError, ValueError) as error:  # the last of no name of a module
+            raise ConfigError(f"model.modules = {name!r}: {error}; is its folder on PYTHONPATH?") from error
 
 
 def model_name(recipe: Recipe) -> str:
@@ -125,66 +165,11 @@ def model_name(recipe: Recipe) -> str:
     return model.zoo or model.factory or ""
 
 
-def _strategy(values: dict[str, Any]) -> Any:
-    knobs = dict(values)
-    return strategy(str(knobs.pop("name", "relay")), knobs)
-
-
-def _optimizer(given: str | dict[str, Any]) -> NamedOptimizer:
-    if isinstance(given, str):
-        return NamedOptimizer(given, lr=0.01)
-    settings = dict(given)
-    if "name" not in settings:
-        raise ConfigError('train.optimizer needs a name; write optimizer = { name = "sgd", lr = 0.1 }')
-    return NamedOptimizer(str(settings.pop("name")), **settings)
-
-
-def _scheduler(given: dict[str, Any] | None) -> tuple[NamedScheduler | None, Any]:
-    if given is None:
-        return None, "epoch"
-    settings = dict(given)
-    if "name" not in settings:
-        raise ConfigError('train.scheduler needs a name; write scheduler = { name = "cosine", T_max = 10 }')
-    every = settings.pop("every", "epoch")
-    if every not in ("step", "epoch"):
-        raise ConfigError(f"train.scheduler.every = {every!r} is not known; use 'step' or 'epoch'")
-    return NamedScheduler(str(settings.pop("name")), **settings), every
-
-
-def _algorithm(given: str | dict[str, Any]) -> Algorithm:
-    settings = {"name": given} if isinstance(given, str) else dict(given)
-    name = str(settings.pop("name", ""))
-    if name not in ALGORITHMS:
-        raise ConfigError(f"train.algorithm.name = {name!r} is not known. {nearest(name, ALGORITHMS)}")
-    kind = ALGORITHMS[name]
-    allowed = tuple(field.name for field in dataclasses.fields(kind))
-    for key in settings:
-        if key not in allowed:
-            raise ConfigError(f"train.algorithm.{key} is nothing that {name} has. {nearest(key, allowed)}")
-    return kind(**settings)
-
-
-def _stop(given: dict[str, Any] | None) -> EarlyStopping | None:
-    if given is None:
-        return None
-    allowed = ("patience", "metric", "mode", "min_delta")
-    for key in given:
-        if key not in allowed:
-            raise ConfigError(f"train.stop.{key} is not known. {nearest(key, allowed)}")
-    return EarlyStopping(**given)
-
-
 def placement_of(recipe: Recipe) -> Placement:
     """How a recipe has one replica span several workers."""
-    kinds = {kind.name: kind for kind in (Whole, TensorParallel, Planned, Pipeline)}
-    _only("placement.kind", recipe.placement.kind, tuple(kinds))
-    kind = kinds[recipe.placement.kind]
-    given = {k: v for k, v in dataclasses.asdict(recipe.placement).items() if v is not None and k != "kind"}
-    allowed = tuple(f.name for f in dataclasses.fields(kind))
-    for key in given:
-        if key not in allowed:
-            raise ConfigError(f"placement.{key} is nothing that {kind.name} has. {nearest(key, allowed)}")
-    return kind(**given)
+    given = {k: v for k, v in dataclasses.asdict(recipe.placement).items() if v is not None}
+    found: Placement = checked({"placement": given})["placement"]
+    return found
 
 
 def _cluster(recipe: Recipe) -> Cluster:
@@ -237,12 +222,3 @@ def _simulated(recipe: Recipe) -> Cluster:
 def _only(path: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ConfigError(f"{path} = {value!r} is not known. {nearest(value, allowed)}")
-
-
-def imported(path: str, name: str) -> Any:
-    """What a recipe names as "package.module:function"."""
-    module, _, attribute = name.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:  # the last two of no name of a module
-        raise ConfigError(f"{path} = {name!r}: {error}; write it as 'package.module:function'") from error

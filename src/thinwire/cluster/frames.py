@@ -58,7 +58,7 @@ class FrameData:
             frame, wanted = _joined(frame, self._held, wanted)
         frame, kept = self._dealt(frame)
         schema = arrow_schema(frame)
-        wanted = wanted.measured(first_row(frame, schema) if wanted.measure is not None else None)
+        wanted = wanted.measured(first_row(_training(frame, wanted.indicator), schema))
         return Dealt(Streamed(schema, wanted), wanted.labels, frame=(frame, kept))
 
     def _dealt(self, frame: Any) -> tuple[Any, bool]:
@@ -101,13 +101,23 @@ def image_decoder(frame: Any) -> Transform | None:
     return functools.partial(decode_images, images) if images else None
 
 
+def _training(frame: Any, indicator: str | None) -> Any:
+    """The rows to train on; those whose indicator is null are told of by the workers."""
+    if indicator is None or dict(frame.dtypes).get(indicator) != "boolean":
+        return frame
+    from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
+
+    held = F.col(_quoted(indicator))
+    return frame.filter(held.isNull() | ~held)
+
+
 def first_row(frame: Any, schema: Any) -> Any | None:
-    """The frame's first row as a record batch; None where there is none, or where it does not come in time."""
+    """The frame's first row as a record batch, empty where there is none; None where none comes in time."""
     found: list[Any] = []
 
     def take() -> None:
         with contextlib.suppress(Exception):  # cancelled; or rows that cannot be computed, which the workers will tell
-            found.extend(frame.take(1))
+            found.append(frame.take(1))
 
     tag = f"thinwire-row-{uuid.uuid4().hex[:8]}"
     job = job_runner(frame.sparkSession, tag, "thinwire: one row", take)
@@ -118,8 +128,8 @@ def first_row(frame: Any, schema: Any) -> Any | None:
         _log.info("no row came within %.0f s to find the number of the model's outputs", ROW_S)
     if not found:
         return None
-    row = {field.name: _plain(found[0][field.name], field.dataType) for field in frame.schema.fields}
-    return pa.RecordBatch.from_pylist([row], schema)
+    rows = [{f.name: _plain(row[f.name], f.dataType) for f in frame.schema.fields} for row in found[0]]
+    return pa.RecordBatch.from_pylist(rows, schema)
 
 
 def _plain(value: Any, kind: Any) -> Any:

@@ -23,6 +23,7 @@ from thinwire.protocol.observation import unobserved
 from thinwire.replicas import TorchReplica
 from thinwire.transport.memory import MemoryHub, Room
 from thinwire.transport.ports import Hub, Wire
+from thinwire.values import check_fields, count_or_auto, truth, whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +44,7 @@ class Local:
     processes: bool = True
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise ConfigError(f"cluster.workers = {self.workers} is too small; use 1 or more")
-        if self.max_restarts < 0:
-            raise ConfigError(f"cluster.max_restarts = {self.max_restarts} is not possible; use 0 or more")
-        if self.threads != "auto" and (not isinstance(self.threads, int) or self.threads < 1):
-            raise ConfigError(f"cluster.threads = {self.threads!r} is not a count; use 1 or more, or 'auto'")
+        check_fields(self, "cluster", workers=whole(1), max_restarts=whole(0), threads=count_or_auto, processes=truth)
 
     time = REAL
     prefetch = None

@@ -19,8 +19,37 @@ THERE = ("thinwire", "pyspark", "py4j")
 
 def packed(value: Any) -> bytes:
     """A value with its code: functions and classes of modules that are not installed travel whole, not by name."""
+    registered = sys.modules.get("thinwire.caffe.layers.base")
+    if registered is not None and registered.OWN:
+        value = _After(_Registered(dict(registered.OWN)), value)
     with _by_value():
         return bytes(cloudpickle.dumps(value))
+
+
+class _Registered:
+    """Caffe layers of the user's own, which are registered there as they are unpickled."""
+
+    def __init__(self, layers: dict[str, Any]) -> None:
+        self._layers = layers
+
+    def __reduce__(self) -> Any:
+        from thinwire.caffe.layers.base import adopt
+
+        return adopt, (self._layers,)
+
+
+class _After:
+    """A value that is unpickled after something else: a pickle makes its parts in their order."""
+
+    def __init__(self, first: Any, value: Any) -> None:
+        self._parts = first, value
+
+    def __reduce__(self) -> Any:
+        return _second, self._parts
+
+
+def _second(first: Any, value: Any) -> Any:
+    return value
 
 
 @contextlib.contextmanager

@@ -50,6 +50,7 @@ from thinwire.protocol.messages import ANY_ATTEMPT, COORDINATOR, Failed, Join
 from thinwire.protocol.observation import unobserved
 from thinwire.replicas import TorchReplica
 from thinwire.transport.ports import Hub, Wire
+from thinwire.values import check_fields, count_or_auto, optional, truth, whole
 
 GATHER_S = 10.0
 RETURNS = "worker int, attempt bigint, host string, pid int"
@@ -79,10 +80,7 @@ class Spark:
     preflight: bool = True
 
     def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 1:
-            raise ConfigError(f"cluster.workers = {self.workers} is too small; use 1 or more")
-        if self.threads != "auto" and (not isinstance(self.threads, int) or self.threads < 1):
-            raise ConfigError(f"cluster.threads = {self.threads!r} is not a count; use 1 or more, or 'auto'")
+        check_fields(self, "cluster", workers=optional(whole(1)), threads=count_or_auto, preflight=truth)
         if self.repartition not in (True, False, "auto"):
             raise ConfigError(f"cluster.repartition = {self.repartition!r} is not known; use true, false or 'auto'")
 

@@ -12,6 +12,7 @@ from thinwire.coordinator.membership import Decision, Lost, Membership
 from thinwire.coordinator.outcome import Outcome, Policy
 from thinwire.coordinator.ports import Emit, Exit, Send, Workforce
 from thinwire.coordinator.records import Records
+from thinwire.coordinator.rows import Rows
 from thinwire.protocol import messages
 from thinwire.protocol.clock import Clock
 from thinwire.protocol.handshake import check_hello
@@ -41,6 +42,7 @@ class Attendance:
     ) -> None:
         self._membership, self._workforce, self._policy, self._outcome = membership, workforce, policy, outcome
         self._ending, self._records, self._clock, self._send, self._emit = ending, records, clock, send, emit
+        self.rows = Rows(policy.workers)
         self.finished: set[int] = set()
         """Workers whose rows are done."""
         self.left: set[int] = set()
@@ -82,7 +84,8 @@ class Attendance:
         self.finished.discard(worker)
         seat = self._membership.seats[worker]
         if join.rows == 0 and worker < self._policy.workers:
-            _log.warning("worker %s on %s has no rows to train on: its partition is empty", worker, seat.host)
+            _log.warning("worker %s on %s has no rows to train on; use fewer workers", worker, seat.host)
+        self.rows.heard(worker, join, self._membership.rows)
         again = self._absent_since.pop(worker, None) is not None
         self._records.joined(seat, self._membership.rows[worker], again=again)
 
@@ -144,6 +147,20 @@ class Attendance:
                 self._absent_since.setdefault(worker, self._clock())
             self._gone.add((worker, seat.attempt))
             self._send(worker, seat.attempt, ENDING)
+
+    def check(self, started: float) -> None:
+        """Ends a run that nobody is in.
+
+        Raises:
+            TimedOutError: Nobody has come.
+            LostWorkersError: Nobody is left.
+        """
+        members, ended = self._membership, bool(self.left or self._outcome.results)
+        if not members.working and not members.formed:
+            if self._clock() - started > self._policy.deadlines.start_s:
+                raise failures.nobody_came(self._policy)
+        elif (not members.working or members.waits) and not (ended or self.awaited()):
+            raise failures.nobody_left(self._policy, members.present)
 
     # -- missing ----------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from thinwire.coordinator.ports import Commit, Workforce
 from thinwire.coordinator.publications import Publications
 from thinwire.coordinator.rate_limit import RateLimit
 from thinwire.coordinator.records import Records
+from thinwire.coordinator.stopping import TRAIN_LOSS
 from thinwire.errors import DataError, ProtocolError
 from thinwire.protocol import messages
 from thinwire.protocol.clock import REAL, Time
@@ -144,7 +145,7 @@ class Coordinator:
                 self._attendance.left.add(worker)
                 self._send(worker, body.attempt, Pong())  # it waits until it was heard
             case messages.Epoch():
-                self.outcome.train_loss = self.records.on_epoch(worker, body)
+                self._on_epoch(worker, body)
             case messages.Happened():
                 self._on_event(body)
             case messages.Failed():
@@ -181,6 +182,14 @@ class Coordinator:
                 return
             piece = messages.Piece(name=fetch.name, index=fetch.index, count=count)
             self._hub.send(worker, fetch.attempt, header_of(piece), memoryview(data))
+
+    def _on_epoch(self, worker: int, epoch: messages.Epoch) -> None:
+        self.outcome.train_loss = self.records.on_epoch(worker, epoch)
+        until, rows = self._policy.until, self.membership.rows
+        if until is not None and until.metric == TRAIN_LOSS:
+            loss = self.records.train_loss(w for w in self.membership.working if rows.get(w))
+            if loss is not None and until.reached({TRAIN_LOSS: loss}):
+                self._ask_to_stop(f"target reached: {until}", early=True)
 
     def _on_event(self, happened: messages.Happened) -> None:
         if happened.type is None:
@@ -240,7 +249,7 @@ class Coordinator:
             self._ending.conclude()
 
     def _tick(self) -> None:
-        self.publications.judge(self._trained_from or self._started)
+        self.publications.judge(self._trained_from or self._started, self._attendance.rows.held)
         self.publications.settle()
         self._check_progress(over=False)
         self._attendance.dismiss(self._ending.in_vain() - self._attendance.left)
@@ -251,7 +260,7 @@ class Coordinator:
             if not self.outcome.results:
                 raise failures.too_slow(self._policy, sorted(slow))
             self._attendance.dismiss(slow)
-        self._check_attendance()
+        self._attendance.check(self._started)
 
     def _look_for_the_end(self) -> None:
         """The run ends once the workers that are here have done their rows, and none is awaited."""
@@ -274,16 +283,11 @@ class Coordinator:
             self.publications.stop()
             raise failures.keeps_failing(self.membership.seats, self.outcome)
 
-    def _check_attendance(self) -> None:
-        """Ends a run that nobody is in."""
-        members, ended = self.membership, bool(self._attendance.left or self.outcome.results)
-        if not members.working and not members.formed:
-            if self._time.now() - self._started > self._policy.deadlines.start_s:
-                raise failures.nobody_came(self._policy)
-        elif (not members.working or members.waits) and not (ended or self._attendance.awaited()):
-            raise failures.nobody_left(self._policy, members.present)
-
-    def _ask_to_stop(self, reason: str) -> None:
+    def _ask_to_stop(self, reason: str, *, early: bool = False) -> None:
+        """Has the first worker end the run at its next round; `early` where its goal is reached."""
+        if early and self._pending_stop is not None:
+            return
+        self.outcome.stopped_early |= early
         self._pending_stop = reason
         self.outcome.reason = self.outcome.reason or reason
         if self.membership.members:
@@ -294,6 +298,7 @@ class Coordinator:
     def _summed(self) -> Outcome:
         out = self.outcome
         self.records.sum_up(out, self.membership.total_rows)
+        out.best_evaluation, out.best_metrics = self.publications.best
         out.refused += int(getattr(self._hub, "refused", 0))
         if self._trained_from is not None:
             out.train_s = (self._trained_to or self._time.now()) - self._trained_from
@@ -305,6 +310,5 @@ class Coordinator:
         self._hub.send(worker, attempt, header_of(body))
 
     def _emit(self, event: events.Event) -> None:
-        if self._emit_to(event) is True and self._pending_stop is None:
-            self.outcome.stopped_early = True
-            self._ask_to_stop("a callback asked for it")
+        if self._emit_to(event) is True:
+            self._ask_to_stop("a callback asked for it", early=True)

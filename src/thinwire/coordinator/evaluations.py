@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from thinwire import events
-from thinwire.coordinator.stopping import Verdict
+from thinwire.coordinator.stopping import TRAIN_LOSS, Verdict
+from thinwire.errors import DataError
 from thinwire.protocol import messages
 
 LAST_VERDICTS = 8
 """Are kept, for those who were not there."""
 MOST_OPEN = 64
 """Publications before the newest judged one whose reports are kept; no worker is so far behind the others."""
+
+
+Compute = Callable[[dict[str, float]], dict[str, float]]
+"""Metrics from sums over all workers' rows."""
 
 
 class Judged(NamedTuple):
@@ -34,8 +39,8 @@ class Judged(NamedTuple):
 class Evaluations:
     """Collects reports by publication, and judges each one when all who have a part in it have spoken."""
 
-    def __init__(self, law: Verdict) -> None:
-        self.law = law
+    def __init__(self, law: Verdict, compute: Compute = lambda sums: {}) -> None:
+        self.law, self._compute = law, compute
         self.excused: dict[int, int] = {}
         """By worker, the last publication made before it held the joint state: it has no part in those."""
         self._reports: dict[int, dict[int, messages.Evaluated]] = {}
@@ -50,15 +55,18 @@ class Evaluations:
             self._reports.setdefault(report.number, {})[worker] = report
 
     def ready(
-        self, alive: set[int], rows: dict[int, int], total_rows: int, train_loss: float | None
+        self, alive: set[int], rows: dict[int, int], total_rows: int, train_loss: float | None, held: int = 0
     ) -> Iterator[Judged]:
-        """Judges what can be judged now; `rows` are those done by each worker, also by some who are gone."""
+        """Judges what can be judged now; `rows` are those done by each worker, also by some who are gone.
+
+        `held` are the validation rows of all workers together.
+        """
         for number in sorted(self._reports):
             reports = self._reports.get(number, {})
             if {w for w in alive if self.excused.get(w, 0) < number} <= set(reports) and reports:
                 self._close(number)
                 gone = sum(done for worker, done in rows.items() if worker not in reports)
-                judged = self._judge(number, reports, gone, total_rows, train_loss)
+                judged = self._judge(number, reports, gone, total_rows, train_loss, held)
                 self.verdicts.append(judged.verdict())
                 yield judged
 
@@ -75,26 +83,46 @@ class Evaluations:
         self._reports = {other: reports for other, reports in self._reports.items() if other > self._past}
 
     def _judge(
-        self, number: int, reports: dict[int, messages.Evaluated], gone: int, total_rows: int, train_loss: float | None
+        self,
+        number: int,
+        reports: dict[int, messages.Evaluated],
+        gone: int,
+        total_rows: int,
+        train_loss: float | None,
+        held: int,
     ) -> Judged:
         metrics: dict[str, float] = {}
+        sums: dict[str, float] = {}
         for name in sorted({name for r in reports.values() for name in r.sums}):
             weight = sum(float(r.weights.get(name, 0.0)) for r in reports.values())
             total = sum(float(r.sums.get(name, 0.0)) for r in reports.values())
             if weight > 0:
                 metrics[name] = total / weight
-        best, stop = self.law.judge(metrics) if metrics else (False, None)
+            elif not any(name in r.weights for r in reports.values()):
+                sums[name] = total
+        metrics |= self._compute(sums) if sums else {}
+        if not metrics and self.law.waits:
+            raise DataError(
+                f"{self.law.waits} is looked at on validation rows, and no worker has any; hold more rows back with "
+                "validation=…, or leave it out"
+            )
+        seen = metrics if train_loss is None else metrics | {TRAIN_LOSS: train_loss}
+        best, stop = self.law.judge(seen) if metrics else (False, None)
+        if best:
+            self.law.note(number, metrics)
         done = gone + sum(r.done for r in reports.values())
         steps = reports[min(reports)].steps
         epoch = round(done / max(1, total_rows), 4)
         row = {"number": number, "epoch": epoch, "steps": steps, "rows": done, "train_loss": train_loss, **metrics}
+        measured = sum(r.rows for r in reports.values())
         event = events.Evaluated(
             number=number,
             epoch=epoch,
             steps=steps,
             rows=done,
             metrics=metrics,
-            validation_rows=sum(r.rows for r in reports.values()),
+            validation_rows=measured,
+            left_out=max(0, held - measured),
             best=best,
         )
         return Judged(event, row, stop)

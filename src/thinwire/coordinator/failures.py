@@ -7,8 +7,20 @@ from collections.abc import Mapping
 from thinwire import events
 from thinwire.coordinator.membership import Lost, Seat
 from thinwire.coordinator.outcome import Outcome, Policy
-from thinwire.errors import DivergedError, LostWorkersError, ThinwireError, TimedOutError, WorkerError
+from thinwire.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DivergedError,
+    LostWorkersError,
+    ThinwireError,
+    TimedOutError,
+    WorkerError,
+)
 from thinwire.protocol.messages import Failed
+
+MISTAKES: dict[str, type[ThinwireError]] = {kind.__name__: kind for kind in (CheckpointError, ConfigError, DataError)}
+"""Errors about what a user gave, which only a worker could see; a traceback of thinwire's own lines would not help."""
 
 
 def failure(seat: Seat, failed: Failed, outcome: Outcome) -> tuple[events.WorkerFailed, ThinwireError]:
@@ -27,6 +39,9 @@ def failure(seat: Seat, failed: Failed, outcome: Outcome) -> tuple[events.Worker
         return event, LostWorkersError(f"{where}: {failed.error}; go on from the last checkpoint with resume")
     if failed.kind == "TimedOutError":
         return event, TimedOutError(f"{where}: {failed.error}. Go on from the last checkpoint with resume.")
+    mistake = MISTAKES.get(failed.kind)
+    if mistake is not None:
+        return event, mistake(f"{where}: {failed.error.removeprefix(f'{mistake.__name__}: ')}")
     return event, WorkerError(f"{where} failed: {failed.error}\n\n{failed.traceback}")
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
 from thinwire import events
+from thinwire.coordinator.evaluations import Compute
 from thinwire.coordinator.stopping import EarlyStopping, Target
 from thinwire.protocol.deadlines import Deadlines
 from thinwire.protocol.identifiers import FINAL, checkpoint_order
 
+_log = logging.getLogger("thinwire.coordinator")
+LEFT_OUT = "evaluation %s is of %s validation rows; %s are left out: their workers had left, were lost, or came late"
 LAST_UNWRITTEN, LAST_WARNINGS = 8, 8
 
 
@@ -23,6 +27,8 @@ class Policy:
     stop: EarlyStopping | None = None
     until: Target | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)
+    compute: Compute = field(default=lambda sums: {})
+    """Makes metrics of sums over all workers' rows."""
     min_workers: int = 1
     group_size: int = 1
     """Workers that one replica spans."""
@@ -38,6 +44,13 @@ class Outcome:
     results: dict[int, dict[int, bytes]] = field(default_factory=dict)
     """The trained model, by part of a replica, in chunks."""
     metrics: dict[str, float] = field(default_factory=dict)
+    validation_rows: int = 0
+    """Of the last evaluation."""
+    left_out: int = 0
+    """Validation rows that it was without."""
+    best_evaluation: int | None = None
+    """The number of the best evaluation, by the metric of early stopping or else the validation loss."""
+    best_metrics: dict[str, float] = field(default_factory=dict)
     train_loss: float | None = None
     workers_lost: int = 0
     unreplaced: set[int] = field(default_factory=set)
@@ -74,6 +87,11 @@ class Outcome:
             self.choice = event.why or self.choice
         elif isinstance(event, events.Tried) and event.hurts:
             self.warnings = [*self.warnings, event.hurts][-LAST_WARNINGS:]
+        elif isinstance(event, events.Evaluated):
+            if event.metrics or not self.metrics:  # an evaluation of no rows leaves what was measured before
+                self.metrics, self.validation_rows, self.left_out = event.metrics, event.validation_rows, event.left_out
+            if event.left_out:
+                _log.warning(LEFT_OUT, event.number, event.validation_rows, event.left_out)
         elif isinstance(event, events.NonFinite):
             self.nonfinite += event.times
             self.flawed[event.worker] = event

@@ -35,7 +35,7 @@ class Publications:
     ) -> None:
         self._membership, self._outcome, self._meta, self._clock = membership, outcome, meta, clock
         self._send, self._emit = send, emit
-        self._evaluations = Evaluations(Verdict(policy.stop, policy.until))
+        self._evaluations = Evaluations(Verdict(policy.stop, policy.until), policy.compute)
         self._commits = CheckpointCommits(policy.group_size, commit, clock)
         self._before_s = 0.0
         """Seconds of training before the run was resumed."""
@@ -46,6 +46,11 @@ class Publications:
         self._outcome.history = list(kept["history"])
         self._before_s = float(self._outcome.history[-1].get("seconds", 0.0)) if self._outcome.history else 0.0
         self._outcome.train_loss = kept.get("train_loss")
+
+    @property
+    def best(self) -> tuple[int | None, dict[str, float]]:
+        """The number of the best evaluation, and its metrics."""
+        return self._evaluations.law.best_at, self._evaluations.law.best_metrics
 
     def _kept(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the workers' parts."""
@@ -76,16 +81,20 @@ class Publications:
 
     # -- what becomes of them ---------------------------------------------------------------------------------------
 
-    def judge(self, trained_from: float) -> None:
-        """Evaluations whose reports are all in come to a verdict, which every worker hears."""
+    def judge(self, trained_from: float, held: int) -> None:
+        """Evaluations whose reports are all in come to a verdict, which every worker hears.
+
+        Args:
+            trained_from: when the first generation formed.
+            held: validation rows of all workers together.
+        """
         members, outcome = self._membership, self._outcome
         alive = set(members.members) & set(members.seats)
         done = {worker: int(progress.get("rows", 0)) for worker, progress in members.remembered.items()}
-        for judged in self._evaluations.ready(alive, done, members.total_rows, outcome.train_loss):
-            outcome.metrics = judged.event.metrics
+        for judged in self._evaluations.ready(alive, done, members.total_rows, outcome.train_loss, held):
             seconds = self._clock() - trained_from
             outcome.history.append(judged.row | {"seconds": round(seconds + self._before_s, 3)})
-            self._emit(judged.event)
+            self._emit(outcome.heed(judged.event))
             if judged.stop is not None:
                 outcome.stopped_early = True
                 outcome.reason = outcome.reason or judged.stop

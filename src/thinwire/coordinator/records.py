@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,8 @@ class Records:
         """The newest epoch that a worker has ended."""
         self._losses: dict[int, tuple[float, int]] = {}
         """By worker, its loss in that epoch, and the rows; a long run has too many epochs to keep them all."""
+        self._latest: dict[int, tuple[float, int]] = {}
+        """The same of the last epoch that each worker ended, whichever it was."""
         self._gaps: dict[int, float] = {}
         self._gone: dict[tuple[int, int], int] = {}
         """Bytes that attempts had sent when they were lost; one that is heard again tells of them itself."""
@@ -86,9 +88,15 @@ class Records:
             self._newest, self._losses = epoch, {}
         if loss is not None and epoch == self._newest:
             self._losses[worker] = (float(loss), rows)
+        if loss is not None:
+            self._latest[worker] = (float(loss), rows)
         self._emit(events.EpochEnded(worker=worker, attempt=ended.attempt, epoch=epoch, rows=rows, loss=loss))
-        total = sum(n for _, n in self._losses.values())
-        return sum(v * n for v, n in self._losses.values()) / total if total else None
+        return _mean(self._losses.values())
+
+    def train_loss(self, workers: Iterable[int]) -> float | None:
+        """The training loss over the last epochs of these workers; None where one has yet to end its first."""
+        found = [self._latest.get(worker) for worker in workers]
+        return None if None in found else _mean([each for each in found if each is not None])
 
     def stalled(self, stalled: Stalled, hosts: Mapping[int, str]) -> None:
         """Tells of a worker whose rounds do not land, and for whom they wait."""
@@ -140,3 +148,10 @@ class Records:
             if report.attempt == 0 and state.get("steps") and "stepped_s" in state
         ]  # a replacement reports its predecessor's steps, but only its own time
         out.step_s = sum(steps) / len(steps) if steps else None
+
+
+def _mean(losses: Iterable[tuple[float, int]]) -> float | None:
+    """The mean of losses by their rows."""
+    pairs = list(losses)
+    total = sum(rows for _, rows in pairs)
+    return sum(loss * rows for loss, rows in pairs) / total if total else None

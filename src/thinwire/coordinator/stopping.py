@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, nearest
+from thinwire.values import check_fields, choice, number, text, whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +18,7 @@ class EarlyStopping:
 
     Args:
         patience: evaluations without improvement that are allowed.
-        metric: which one to watch.
+        metric: which one to watch: "val_loss", "val_" and a metric's name, or "train_loss" as it is at evaluations.
         mode: whether smaller or larger is better; "auto" takes losses and errors as smaller.
         min_delta: what counts as an improvement.
     """
@@ -27,17 +29,24 @@ class EarlyStopping:
     min_delta: float = 0.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.patience, int) or self.patience < 1:
-            raise ConfigError(f"EarlyStopping.patience = {self.patience!r} is not possible; use a count of 1 or more")
-        if self.mode not in ("auto", "min", "max"):
-            raise ConfigError(f"EarlyStopping.mode = {self.mode!r} is not known; use 'auto', 'min' or 'max'")
-        if not isinstance(self.min_delta, int | float) or self.min_delta < 0:
-            raise ConfigError(f"EarlyStopping.min_delta = {self.min_delta!r} is not possible; use 0 or more")
+        check_fields(
+            self,
+            "EarlyStopping",
+            patience=whole(1),
+            metric=text("'val_loss'"),
+            mode=choice("auto", "min", "max"),
+            min_delta=number(least=0),
+        )
+
+
+TRAIN_LOSS = "train_loss"
+"""The loss on training rows, over each worker's last epoch; looked at as epochs end, without validation rows."""
+_ALIASES = {"loss": TRAIN_LOSS}
 
 
 @dataclass(frozen=True)
 class Target:
-    """A metric to reach: "val_accuracy >= 0.97"."""
+    """A metric to reach: "val_accuracy >= 0.97", or "train_loss <= 0.1"."""
 
     metric: str
     at_least: bool
@@ -54,9 +63,12 @@ class Target:
         if match is None:
             raise ConfigError(f'until = {text!r} is not understood; write it as "val_accuracy >= 0.97"')
         try:
-            return cls(match[1], match[2].startswith(">"), float(match[3]))
+            return cls(_ALIASES.get(match[1], match[1]), match[2].startswith(">"), float(match[3]))
         except ValueError as error:
             raise ConfigError(f"until = {text!r} is not understood: {match[3]!r} is not a number") from error
+
+    def __str__(self) -> str:
+        return f"{self.metric} {'>=' if self.at_least else '<='} {self.value:g}"
 
     def reached(self, metrics: dict[str, float]) -> bool:
         if self.metric not in metrics:
@@ -65,13 +77,35 @@ class Target:
         return found >= self.value if self.at_least else found <= self.value
 
 
+def refuse_unmeasured(key: str, metric: str, measured: Iterable[str], *, validated: bool) -> None:
+    """Refuses a metric that a run does not measure, so that it is not waited for in vain.
+
+    Args:
+        key: what names it.
+        metric: its name.
+        measured: what evaluations measure.
+        validated: whether the run has validation rows.
+    """
+    if metric == TRAIN_LOSS:
+        return
+    if metric not in measured:
+        raise ConfigError(
+            f"{key} names {metric!r}, which this run does not measure. {nearest(metric, [*measured, TRAIN_LOSS])} "
+            "A metric is measured if metrics=[…] names it."
+        )
+    if not validated:
+        raise ConfigError(
+            f"{key} looks at {metric!r} of validation rows and there are none; give validation=0.1, or other rows"
+        )
+
+
 def smaller_is_better(metric: str) -> bool:
     """Whether a metric is one of those that fall as training succeeds.
 
     >>> smaller_is_better("val_loss"), smaller_is_better("val_accuracy"), smaller_is_better("val_mae")
     (True, False, True)
     """
-    return metric.removeprefix("val_") in {"loss", "mae", "mse", "rmse", "error", "perplexity"}
+    return metric.removeprefix("val_").removeprefix("train_") in {"loss", "mae", "mse", "rmse", "error", "perplexity"}
 
 
 class Verdict:
@@ -85,10 +119,17 @@ class Verdict:
         self._min_delta = stop.min_delta if stop else 0.0
         self.best: float | None = None
         self._since_best = 0
+        self.best_at: int | None = None
+        """The number of the best evaluation."""
+        self.best_metrics: dict[str, float] = {}
+
+    def note(self, number: int, metrics: dict[str, float]) -> None:
+        """Keeps which evaluation was the best so far."""
+        self.best_at, self.best_metrics = number, dict(metrics)
 
     def judge(self, metrics: dict[str, float]) -> tuple[bool, str | None]:
         """Whether this evaluation is the best so far, and why to stop, if at all."""
-        if self._stop is not None and self._metric not in metrics:
+        if self._stop is not None and self._metric not in metrics and self._metric != TRAIN_LOSS:
             raise ConfigError(
                 f"EarlyStopping.metric = {self._metric!r} is not measured; measured are {sorted(metrics)}"
             )
@@ -103,15 +144,23 @@ class Verdict:
         else:
             self._since_best += 1
         if self._until is not None and self._until.reached(metrics):
-            sign = ">=" if self._until.at_least else "<="
-            return better, f"target reached: {self._until.metric} {sign} {self._until.value:g}"
+            return better, f"target reached: {self._until}"
         if self._stop is not None and self._since_best >= self._stop.patience:
             return better, f"{self._metric} has not improved for {self._since_best} evaluations"
         return better, None
 
-    def state(self) -> dict[str, float | int | None]:
-        return {"best": self.best, "since_best": self._since_best}
+    @property
+    def waits(self) -> str | None:
+        """What of validation rows it waits for, in words; None where for nothing."""
+        if self._stop is not None:
+            return f"stop (metric {self._metric!r})"
+        return f"until ({self._until})" if self._until is not None and self._until.metric != TRAIN_LOSS else None
 
-    def load(self, state: dict[str, float | int | None]) -> None:
+    def state(self) -> dict[str, Any]:
+        kept = {"best": self.best, "since_best": self._since_best}
+        return kept | {"best_at": self.best_at, "best_metrics": self.best_metrics}
+
+    def load(self, state: dict[str, Any]) -> None:
         self.best = state["best"]
         self._since_best = int(state["since_best"] or 0)
+        self.best_at, self.best_metrics = state.get("best_at"), dict(state.get("best_metrics") or {})

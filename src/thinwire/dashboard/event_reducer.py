@@ -213,6 +213,8 @@ class EventReducer:
                 raise ValueError(f"metric {name} is one too many for a page")
             self.series.setdefault(f"m:{name}", Series()).add(now, float(event.get("steps", 0)), value)
         self._show({"metrics": metrics, "evaluated": event.get("number")})
+        if event.get("best"):
+            self._show({"best": {"number": event.get("number"), "metrics": metrics}})
 
     def _on_checkpoint_saved(self, event: dict[str, Any], now: float) -> None:
         self._show({"checkpoint": event.get("name")})

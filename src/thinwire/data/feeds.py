@@ -27,6 +27,12 @@ TRAIN, VALIDATION = "train", "validation"
 PIECE_BYTES = 4 << 20
 
 
+NO_ROWS = (
+    "there are no rows to train on: the data has none, or all of them are held back for validation. Look at the path "
+    "or the filter that they come from, and at validation."
+)
+
+
 class Wanted(NamedTuple):
     """What a run needs of its data."""
 
@@ -46,8 +52,10 @@ class Wanted(NamedTuple):
 
     def measured(self, first: Any | None) -> Wanted:
         """The same with what the first row tells, a record batch of it with the columns of this run."""
-        if self.measure is None or first is None or not first.num_rows:
+        if self.measure is None or first is None:
             return self._replace(measure=None)
+        if not first.num_rows:
+            raise DataError(NO_ROWS)
         output = self.measure(prepared(first.slice(0, 1), first.schema.names))
         return self._replace(measure=None, labels=self.labels.measured(output))
 
@@ -153,7 +161,7 @@ class Streamed:
             writers[1].write(rows.filter(pa.array(mask)))
         wrong.refuse()
         counts = [writer.close() for writer in writers]
-        return ShardFiles(paths[0], paths[1] if apart else None, counts[0], counts[1] if apart else 0)
+        return ShardFiles(paths[0], paths[1] if apart else None, counts[0], counts[1] if apart else 0, wrong.same)
 
 
 def _truth(batch: Any, name: str, first_row: int) -> np.ndarray[Any, Any]:

@@ -11,10 +11,12 @@ from thinwire.replicas.labels import WrongLabels
 
 def look_at(batch: Any, column: str, wrong: WrongLabels) -> None:
     """Counts the wrong labels of one record batch, which has no nulls and decimals as doubles."""
-    if wrong.labels.kind != "classes":
+    if wrong.labels.kind == "any":
         return
     array = batch.column(column)
     stored = stored_array(array)
+    if not is_tensor(stored.type) and wrong.labels.kind == "numbers":
+        return  # a loader refuses it
     if not is_tensor(stored.type):
         raise DataError(
             f"column {column!r} holds {array.type}; {wrong.labels.loss} takes whole numbers from 0, one a class. Index "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, final
 
@@ -14,7 +15,7 @@ from thinwire.data.labels import look_at
 from thinwire.data.shards import SMALL_BYTES, ShardWriter, rechunk
 from thinwire.data.sources import Source, plain, select
 from thinwire.errors import ConfigError, DataError
-from thinwire.replicas.labels import ANY, Labels, WrongLabels
+from thinwire.replicas.labels import ANY, Labels, WrongLabels, nothing_to_learn
 
 _ALL_WRITERS_BYTES = 256 << 20
 
@@ -26,6 +27,8 @@ class ShardFiles(NamedTuple):
     validation: str | None
     num_rows: int
     num_validation_rows: int
+    same: str | None = None
+    """The label that all rows have, where a worker has found it."""
 
 
 def split(
@@ -151,6 +154,8 @@ def _checked(source: Source, label: str | None, labels: Labels, of: str) -> Iter
         first_row += batch.num_rows
         yield batch
     wrong.refuse()
+    if wrong.same is not None and not of and label is not None:
+        warnings.warn(nothing_to_learn(label, first_row, wrong.same), stacklevel=2)
 
 
 def _rows_to_hold_back(num_rows: int, workers: int, share: float, seed: int) -> int:

@@ -10,6 +10,7 @@ from thinwire.errors import ConfigError
 from thinwire.planning import Graph, Machine, plan
 from thinwire.planning.planner import pure
 from thinwire.rules.placement import Wire
+from thinwire.values import check_fields, number, optional, whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +25,7 @@ class Placement:
     name: ClassVar[str]
 
     def __post_init__(self) -> None:
-        if self.group_size < 1:
-            raise ConfigError(f"group_size = {self.group_size} is too small; use 1 or more")
+        check_fields(self, "placement", group_size=whole(1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +78,8 @@ class Planned(Layered):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.link_gbit <= 0 or self.latency_ms < 0 or (self.memory_gb is not None and self.memory_gb <= 0):
-            raise ConfigError("link_gbit and memory_gb must be above 0, and latency_ms not below")
+        rates = {"link_gbit": number(above=0), "memory_gb": optional(number(above=0))}
+        check_fields(self, "placement", **rates, latency_ms=number(least=0))
 
     def ways(self, graph: Graph, rows: int) -> list[str]:
         memory = None if self.memory_gb is None else self.memory_gb * 2**30
@@ -103,5 +103,4 @@ class Pipeline(Placement):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.microbatches < 1:
-            raise ConfigError(f"microbatches = {self.microbatches} is too small; use 1 or more")
+        check_fields(self, "placement", microbatches=whole(1))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+from thinwire.values import check_fields, number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,3 +35,6 @@ class Deadlines:
     """On a worker, from the end of its own rows until all workers have done theirs."""
     conclude_s: float = 600.0
     """From the last worker's last step to the end of the final evaluation and checkpoint."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "Deadlines", **{field.name: number(least=0) for field in fields(self)})

@@ -181,6 +181,10 @@ class Join:
     protocol: Annotated[Any, Field("protocol", _is_anything)] = None
     rows: Annotated[int | None, Field("rows", is_count)] = None
     """Its training rows; None where it could not read them."""
+    held: Annotated[int, Field("held", is_count)] = 0
+    """Its validation rows."""
+    same: Annotated[str | None, Field("same", is_text)] = None
+    """The label that all its rows have, where they have one."""
     meets: Annotated[str | None, Field("meets", maybe(_is_meeting))] = None
     """Where the members of its group meet, where it is the first of one."""
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from thinwire.errors import ConfigError
 from thinwire.replicas.objectives import Objective
+from thinwire.values import check_fields, optional, truth, whole
 
 Memory = dict[str, Any]
 
@@ -60,10 +61,7 @@ class ContrastiveDivergence(Algorithm):
     stage_steps: int | None = None
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ConfigError(f"k = {self.k} is too small; use 1 or more")
-        if self.stage_steps is not None and self.stage_steps < 1:
-            raise ConfigError(f"stage_steps = {self.stage_steps} is too small; use 1 or more")
+        check_fields(self, "algorithm", k=whole(1), stage_steps=optional(whole(1)), persistent=truth)
 
     def loss(self, module: nn.Module, batch: Any, objective: Objective, memory: Memory) -> tuple[Tensor, Tensor]:
         if not hasattr(module, "contrast"):

@@ -111,9 +111,14 @@ class WrongLabels:
         self.labels, self._where = labels, where
         self._rows = self._count = 0
         self._examples: dict[str, int] = {}
+        self._first: np.ndarray[Any, Any] | None = None
+        self._differ = False
 
     def add(self, values: np.ndarray[Any, Any]) -> None:
         """Looks at some more, rows first."""
+        if len(values) and not self._differ:
+            self._first = values[0].copy() if self._first is None else self._first
+            self._differ = values.shape[1:] != self._first.shape or bool((values != self._first).any())
         wrong = self.labels.wrong(values)
         if count := int(np.count_nonzero(wrong)):
             self._count += count
@@ -127,6 +132,13 @@ class WrongLabels:
         """Raises a DataError with values, rows and count, where there are any."""
         if self._count:
             raise DataError(self._complaint())
+
+    @property
+    def same(self) -> str | None:
+        """The label that all rows have; None where labels differ, or where there are not two."""
+        return (
+            str(self._first.tolist())[:80] if self._rows > 1 and not self._differ and self._first is not None else None
+        )
 
     def _complaint(self) -> str:
         classes, loss = self.labels.num_classes, self.labels.loss
@@ -143,6 +155,14 @@ class WrongLabels:
             f"{self._where} has {values} no class, of {self._rows} rows: {shown}. {loss} takes whole numbers "
             f"{allowed}. {advice}; for labels that are quantities use a loss such as 'mse'."
         )
+
+
+def nothing_to_learn(column: str, rows: int, label: str) -> str:
+    """The warning for a column of labels that are all the same."""
+    return (
+        f"column {column!r} is {label} in all of {rows} rows: there is nothing to tell apart, and every model comes to "
+        "give the same answer; look at how the rows were chosen"
+    )
 
 
 def labels_of(loss: object) -> Labels:

@@ -13,10 +13,12 @@ from torch.optim import lr_scheduler
 
 from thinwire.errors import ConfigError, DataError, nearest
 from thinwire.replicas.labels import labels_of
+from thinwire.replicas.metrics import metric
 from thinwire.replicas.searches import ConjugateGradient
 
 Loss = Callable[..., Tensor]
-Metric = Callable[[Any, Tensor], Tensor]
+Metric = Any
+"""A function of (output, label) that gives one number a row, or one of `thinwire.replicas.metrics`."""
 OptimizerFactory = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 SchedulerFactory = Callable[[torch.optim.Optimizer], Any]
 
@@ -132,9 +134,12 @@ class Objective:
 
 
 def metrics_of(names: Iterable[str] | Mapping[str, Metric]) -> dict[str, Metric]:
-    """Metrics by name; a mapping brings its own callables of (output, label), each giving one number a row."""
+    """Metrics by name; a mapping brings its own: see `thinwire.replicas.metrics`."""
     if isinstance(names, Mapping):
-        return dict(names)
+        for name in names:
+            if not isinstance(name, str) or not name or "|" in name:
+                raise ConfigError(f"metrics = {{{name!r}: …}}: {name!r} is no name; use a text without '|'")
+        return {name: metric(name, given) for name, given in names.items()}
     found = {}
     for name in names:
         if name not in METRICS:
@@ -183,17 +188,27 @@ class NamedScheduler:
         name: one of `SCHEDULERS`.
         warmup: steps or epochs, as the scheduler moves, in which the rate rises evenly to what the optimizer has; the
             schedule begins after them.
+        every: whether it moves after each "step" or each "epoch"; None leaves it to the run.
         settings: torch's own.
     """
 
-    def __init__(self, name: str, *, warmup: int = 0, **settings: Any) -> None:
+    def __init__(self, name: str, *, warmup: int = 0, every: str | None = None, **settings: Any) -> None:
         if name not in SCHEDULERS:
             raise ConfigError(f"train.scheduler.name = {name!r} is not known. {nearest(name, SCHEDULERS)}")
         if type(warmup) is not int or warmup < 0:
             raise ConfigError(f"train.scheduler.warmup = {warmup!r} is not possible; use a whole number of 0 or more")
         if warmup and name in RISING:
             raise ConfigError(f"train.scheduler {name!r} takes no warmup: {RISING[name]}; leave it out")
-        self.name, self.warmup, self.settings = name, warmup, settings
+        if every not in (None, "step", "epoch"):
+            raise ConfigError(f"train.scheduler.every = {every!r} is not known; use 'step' or 'epoch'")
+        self.name, self.warmup, self.every, self.settings = name, warmup, every, settings
+
+    def over(self, length: int | None) -> NamedScheduler:
+        """The same for a run of so many steps or epochs: a cosine that is not told otherwise ends with the run."""
+        if self.name != "cosine" or "T_max" in self.settings or length is None:
+            return self
+        settings = {"T_max": max(1, length - self.warmup), **self.settings}
+        return NamedScheduler(self.name, warmup=self.warmup, every=self.every, **settings)
 
     def __call__(self, optimizer: torch.optim.Optimizer) -> Any:
         rise = None

@@ -21,6 +21,7 @@ from thinwire.parameters import Buffers, FlatParameters
 from thinwire.replicas.algorithms import Algorithm, BackPropagation, Memory
 from thinwire.replicas.flaws import Flaw, flaw_of
 from thinwire.replicas.keras import KerasModule, is_keras
+from thinwire.replicas.metrics import measure
 from thinwire.replicas.objectives import (
     Loss,
     Metric,
@@ -269,17 +270,14 @@ class TorchReplica:
 
     def _measure(self, batch: Any, output: Any, sums: dict[str, float], weights: dict[str, float]) -> None:
         """Adds a batch's loss and metrics to sums, and what they count to weights."""
-        found = {"val_loss": self.objective.total(output, batch.label, batch.weight, batch.num_rows)}
+        found: dict[str, Any] = {"val_loss": self.objective.total(output, batch.label, batch.weight, batch.num_rows)}
         for name, metric in self._metrics.items():
-            each = metric(output, batch.label).float()
-            if each.dim() == 0:  # of the whole batch
-                found[f"val_{name}"] = (float(each) * batch.num_rows, float(batch.num_rows))
-                continue
-            weight = torch.ones_like(each) if batch.weight is None else batch.weight
-            found[f"val_{name}"] = (float((each * weight).sum()), float(weight.sum()))
+            measured = measure(name, metric, output, batch.label, batch.weight, batch.num_rows)
+            found |= {f"val_{key}": value for key, value in measured.items()}
         for name, (total, counted) in found.items():
             sums[name] = sums.get(name, 0.0) + total
-            weights[name] = weights.get(name, 0.0) + counted
+            if counted is not None:
+                weights[name] = weights.get(name, 0.0) + counted
 
     def recalibrate(self, batches: Iterator[Any], model: Tensor) -> None:
         """Measures batch-norm statistics anew under another vector's parameters, into this module's buffers."""
@@ -389,7 +387,7 @@ class TorchReplica:
         np.random.seed(own % 2**32)
         if worker:
             with _building:
-                torch.manual_seed(own)
+                torch.manual_seed(own % 2**63)
 
     def _random_state(self) -> dict[str, Any]:
         state: dict[str, Any] = {

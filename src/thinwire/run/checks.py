@@ -2,52 +2,25 @@
 
 from __future__ import annotations
 
-import copy
-import functools
-import logging
-import os
-import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from thinwire.cluster.base import Site
-from thinwire.data import Loader, Position, Sampler, Shard, write_shard
+from thinwire.coordinator.stopping import TRAIN_LOSS, EarlyStopping, Target, refuse_unmeasured
 from thinwire.data.feeds import Wanted
-from thinwire.errors import ConfigError, nearest
+from thinwire.errors import ConfigError, DataError
 from thinwire.models.boltzmann import free_energy_gap, reconstruction_error
 from thinwire.placement import Pipeline, Placement, Whole
 from thinwire.replicas import Algorithm, BackPropagation, ContrastiveDivergence, TrainSpec
 from thinwire.replicas.labels import labels_of
-from thinwire.replicas.objectives import Metric, NamedOptimizer, NamedScheduler, Objective, metrics_of
+from thinwire.replicas.objectives import Metric, NamedOptimizer, NamedScheduler
 from thinwire.replicas.searches import needs_closure
-from thinwire.replicas.torch import build_module
-from thinwire.rules.compression import codec as codec_by_name
-from thinwire.run.job import Columns
-from thinwire.strategies import Measured, Relay, Served, Strategy, name_of
-from thinwire.strategies import strategy as strategy_by_name
-
-_log = logging.getLogger("thinwire.run")
-
-
-def strategy_for(given: Strategy | str | None) -> Strategy:
-    """The strategy that is meant; `Relay` unless said."""
-    if given is None:
-        return Relay()
-    if isinstance(given, str):
-        return strategy_by_name(given)
-    if not isinstance(given, Strategy):
-        raise ConfigError(f"strategy is {type(given).__name__}; give a strategy such as tw.Relay(), or its name")
-    if not hasattr(given, "timing"):
-        raise ConfigError(
-            f"strategy {type(given).__name__} does not say its timing; write timing = 'barrier', 'overlap' or 'async' "
-            "in its class"
-        )
-    return given
+from thinwire.run.trial import Trial
+from thinwire.strategies import Measured, Served, Strategy, name_of
 
 
 def carrier_for(asked: str, strategy: Strategy, where: Site) -> str:
@@ -55,8 +28,6 @@ def carrier_for(asked: str, strategy: Strategy, where: Site) -> str:
     name, late = name_of(strategy), strategy.timing == "async"
     if late and not isinstance(strategy, Served):
         raise ConfigError(f"{name} has timing 'async' and is no Served: derive it from thinwire.strategies.Served")
-    if asked not in ("auto", "mesh", "table", "spark"):
-        raise ConfigError(f"exchange = {asked!r} is not known. {nearest(asked, ('auto', 'mesh', 'table', 'spark'))}")
     if late and asked in ("mesh", "spark"):
         raise ConfigError(
             f"exchange = {asked!r} cannot carry {name}: its rounds are of all workers, and {name} has each worker meet "
@@ -77,8 +48,6 @@ def carrier_for(asked: str, strategy: Strategy, where: Site) -> str:
 def placement_for(given: Placement | None, strategy: Strategy, carrier: str, where: Site) -> Placement:
     """How replicas span workers; refuses what cannot be."""
     placement = Whole() if given is None else given
-    if not isinstance(placement, Placement):
-        raise ConfigError(f"placement is {type(placement).__name__}; give one such as tw.Planned(group_size=4)")
     size = placement.group_size
     if size == 1:
         return Whole()
@@ -101,7 +70,7 @@ def metrics_for(given: Sequence[str] | Mapping[str, Metric] | None, loss: object
     """What is measured; accuracy where the loss is one of classes."""
     if given is None:
         return ("accuracy",) if labels_of(loss).scores else ()
-    return dict(given) if isinstance(given, Mapping) else tuple(given)
+    return given
 
 
 def objective_for(algorithm: Algorithm | None, loss: Any, metrics: Any) -> tuple[Any, Any]:
@@ -112,20 +81,11 @@ def objective_for(algorithm: Algorithm | None, loss: Any, metrics: Any) -> tuple
     return ("cross_entropy" if loss is None else loss), metrics
 
 
-def refuse_impossible(
-    spec: TrainSpec, strategy: Strategy, codec: str, placement: Placement, on_nonfinite: str, **numbers: int | None
-) -> None:
-    """Refuses what cannot work before any process starts."""
-    Objective(spec.loss)
-    metrics_of(spec.metrics)
-    codec_by_name(codec)
+def refuse_impossible(spec: TrainSpec, strategy: Strategy, codec: str, placement: Placement) -> None:
+    """Refuses what cannot go together before any process starts."""
     own = strategy.setting(Measured(1, 2, 0, None, None), None).codec
     if codec != "float32" and own is not None:
-        warnings.warn(f"codec={codec!r} has no effect: {name_of(strategy)} packs in {own} itself", stacklevel=4)
-    if not isinstance(spec.algorithm, Algorithm):
-        raise ConfigError(
-            f"algorithm is {type(spec.algorithm).__name__}; give one such as tw.ContrastiveDivergence(k=1)"
-        )
+        warnings.warn(f"codec={codec!r} has no effect: {name_of(strategy)} packs in {own} itself", stacklevel=5)
     if placement.group_size > 1 and not isinstance(spec.algorithm, BackPropagation):
         raise ConfigError(f"a placement spreads back-propagation; {spec.algorithm.name} needs placement=tw.Whole()")
     if isinstance(spec.optimizer, NamedOptimizer):
@@ -135,8 +95,8 @@ def refuse_impossible(
                 f"{spec.optimizer.name} looks along a direction with losses of its own, and {name_of(strategy)} has "
                 "workers step together; use a strategy that exchanges parameters, such as tw.SparkNet()"
             )
-        if isinstance(spec.scheduler, NamedScheduler):
-            spec.scheduler(made)
+    if isinstance(spec.scheduler, NamedScheduler):
+        spec.scheduler(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
     late = strategy.timing == "async" and strategy.subject == "gradients"
     if late and getattr(spec.optimizer, "on_workers_only", False):
         raise ConfigError(
@@ -145,13 +105,37 @@ def refuse_impossible(
         )
     if strategy.timing == "async" and codec != "float32":
         raise ConfigError(f"codec={codec!r} is not possible with {name_of(strategy)}: the table sends float32")
-    for name, value in numbers.items():
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} = {value} is too small; use 1 or more")
-    if on_nonfinite not in ("drop", "stop"):
-        raise ConfigError(f"on_nonfinite = {on_nonfinite!r} is not known; use 'drop' or 'stop'")
-    if spec.precision not in ("float32", "bfloat16"):
-        raise ConfigError(f"precision = {spec.precision!r} is not known; use 'float32' or 'bfloat16'")
+
+
+def target_for(
+    until: str | None, stop: EarlyStopping | None, metrics: Iterable[str], *, validated: bool
+) -> Target | None:
+    """The target that ends the run; refuses metrics that nobody measures, and values that they cannot have."""
+    measured = ["val_loss", *(f"val_{name}" for name in metrics)]
+    if stop is not None:
+        refuse_unmeasured("stop", stop.metric, measured, validated=validated)
+        if not validated:
+            raise ConfigError("stop looks at evaluations and there are none; give validation=0.1, or other rows")
+    if until is None:
+        return None
+    target = Target.parse(until)
+    refuse_unmeasured("until", target.metric, measured, validated=validated)
+    shares = not isinstance(metrics, Mapping) and target.metric == "val_accuracy"
+    if shares and (target.value > 1 if target.at_least else target.value < 0):
+        raise ConfigError(
+            f"until = {until!r} cannot be reached: val_accuracy is a share from 0 to 1; write 0.97 for 97 %"
+        )
+    return target
+
+
+def refuse_unvalidated(validation: Any, target: Target | None, stop: EarlyStopping | None) -> None:
+    """Refuses to wait for evaluations that never come, since no row is held back; warns where nobody waits."""
+    share = isinstance(validation, float | int)
+    found = f"validation = {validation} of so few rows holds back none" if share else "the validation data has no rows"
+    if stop is not None or (target is not None and target.metric != TRAIN_LOSS):
+        asked = "stop" if stop is not None else "until"
+        raise DataError(f"{found}, and {asked} looks at validation rows; give a larger share, or other rows")
+    warnings.warn(f"{found}: nothing will be evaluated; give a larger share, or other rows", stacklevel=5)
 
 
 def columns_for(
@@ -159,66 +143,28 @@ def columns_for(
 ) -> tuple[str, ...]:
     """The columns given to the model."""
     if inputs is not None:
-        return tuple([inputs] if isinstance(inputs, str) else inputs)
+        return tuple(inputs)
     found = tuple(n for n in present if n not in (label, weight))
     if not found:
         raise ConfigError(f"no input columns are left in {list(present)}; name them with inputs=[…]")
     return found
 
 
-def wanted_for(
-    model: Any, spec: TrainSpec, columns: Columns, *, transform: bool, validation: Any, indicator: str | None
-) -> Wanted:
+def wanted_for(trial: Trial, *, validation: Any, indicator: str | None) -> Wanted:
     """What a run needs of its data, and what is to be looked at in it before anything starts.
 
     Args:
-        model: what a worker builds its network from.
-        spec: how it is trained.
-        columns: what is what in the data, with the transform that the data itself brings.
-        transform: whether the user's own transform makes columns: then all are read, and labels are looked at as they
-            come out of it, on the workers.
+        trial: what is tried on the first row; all columns are read where the user's own transform makes some.
         validation: what `fit` was given.
         indicator: a column that is true for validation rows.
     """
-    label = None if transform else columns.label
-    classes = label is not None and columns.labels.kind == "classes"
+    columns = trial.columns
     return Wanted(
-        columns=None if transform else (*columns.inputs, *(n for n in (columns.label, columns.weight) if n)),
+        columns=None if trial.transforms else (*columns.inputs, *(n for n in (columns.label, columns.weight) if n)),
         validation=float(validation) if isinstance(validation, float | int) else 0.0,
         indicator=indicator,
-        seed=spec.seed,
-        label=label,
+        seed=trial.spec.seed,
+        label=None if trial.transforms else columns.label,
         labels=columns.labels,
-        measure=functools.partial(output_shape, model, spec.seed, columns) if classes else None,
+        measure=trial,
     )
-
-
-def output_shape(model: Any, seed: int, columns: Columns, row: Any) -> tuple[int, ...] | None:
-    """The shape of the network's output for one row, run through it here; None where that does not work.
-
-    A network that cannot run here is no mistake, or one that the workers tell of.
-    """
-    drawn = np.random.get_state()
-    try:
-        with tempfile.TemporaryDirectory(prefix="thinwire-") as folder, torch.random.fork_rng(devices=()):
-            path = os.path.join(folder, "row")
-            write_shard(path, [row], row.schema)
-            loader = Loader(
-                Shard.open(path),
-                Sampler(1, 1, seed, 0),
-                inputs=columns.inputs,
-                label=None,
-                transform=columns.transform,
-                prefetch=0,
-            )
-            batch = next(loader.batches(Position(), 1))
-            with warnings.catch_warnings(), torch.no_grad():
-                warnings.simplefilter("ignore")
-                module = copy.deepcopy(model) if isinstance(model, nn.Module) else build_module(model, seed)
-                found = module.cpu().eval()(*batch.inputs)
-        return tuple(found.shape[1:])
-    except Exception as error:
-        _log.info("the number of the model's outputs is not known here: %s: %s", type(error).__name__, error)
-        return None
-    finally:
-        np.random.set_state(drawn)

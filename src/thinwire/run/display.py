@@ -160,6 +160,7 @@ class Display:
         self._coordinator, self._job = coordinator, job
         self._face = face_for(wanted)
         self._validated = ""
+        self._best: int | None = None
         self._before: int | None = None
 
     def __enter__(self) -> Display:
@@ -182,7 +183,11 @@ class Display:
     def see(self, event: Event) -> None:
         """Notes what deserves a line or a word."""
         if isinstance(event, Evaluated):
+            self._best = event.number if event.best else self._best
             self._validated = "  ".join(f"{k} {v:.4f}" for k, v in event.metrics.items())
+            if self._best is not None:
+                kept = ", given back" if self._job.plan.keeps_best else ""
+                self._validated += f"  (best: evaluation {self._best}{kept})"
         elif isinstance(event, Tried) and event.hurts:
             self.say(f"exchanging hurts: {event.hurts}")
         elif isinstance(event, CheckpointFailed):

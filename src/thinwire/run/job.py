@@ -20,7 +20,7 @@ from thinwire import logs
 from thinwire.checkpoint import CheckpointStore, Manifest, decode, encode
 from thinwire.data import Batch, Loader, Position, Sampler, Shard, ShardFiles
 from thinwire.data.feeds import Feed
-from thinwire.errors import CheckpointError, ConfigError, TimedOutError
+from thinwire.errors import CheckpointError, ConfigError, ThinwireError, TimedOutError
 from thinwire.exchange.joint import JointState
 from thinwire.exchange.mesh import Mesh
 from thinwire.exchange.peer import Identity, Peer, TreeCodec
@@ -175,7 +175,7 @@ def work(
     except BaseException as error:
         report = Failed(
             attempt=attempt,
-            kind=type(error).__name__,
+            kind=type(error).__name__ if isinstance(error, ThinwireError) else "",
             error=f"{type(error).__name__}: {error}",
             traceback=traceback.format_exc(),
         )
@@ -204,10 +204,12 @@ def _build(
         spec = replace(spec, device=f"cuda:{worker % count if gpu is None else min(gpu, count - 1)}")
     helps = worker >= job.workers
     batches: Batches = NoBatches()
+    told: dict[str, Any] = {}
     if not helps:
         with job.feed.shard(worker, given, functools.partial(_fetch, link, attempt)) as files:
-            batches = ShardBatches(files, job, worker, resolve_device(spec.device))
-    greeting = hello() | {"rows": batches.num_rows}
+            batches = own = ShardBatches(files, job, worker, resolve_device(spec.device))
+            told = {"held": own.num_validation_rows} | ({} if files.same is None else {"same": files.same})
+    greeting = hello() | {"rows": batches.num_rows} | told
     replica: TorchReplica
     if job.placement.group_size > 1:
         replica = _part(job, spec, worker, attempt, link, batches)

@@ -7,12 +7,13 @@ import dataclasses
 import functools
 import json
 import logging
+import os
 import secrets
 import tempfile
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from torch import nn
 
@@ -23,7 +24,7 @@ from thinwire.cluster.base import Cluster, Site
 from thinwire.cluster.frames import is_frame
 from thinwire.cluster.local import Local
 from thinwire.coordinator.outcome import Policy
-from thinwire.coordinator.stopping import EarlyStopping, Target
+from thinwire.coordinator.stopping import EarlyStopping
 from thinwire.errors import CheckpointError, ConfigError, Interrupted, LostWorkersError, ThinwireError
 from thinwire.models import model_by_name
 from thinwire.placement import Placement, Whole
@@ -31,13 +32,16 @@ from thinwire.protocol.deadlines import Deadlines
 from thinwire.replicas import Algorithm, BackPropagation, TrainSpec
 from thinwire.replicas.keras import KerasModule, is_keras
 from thinwire.replicas.labels import labels_of
+from thinwire.replicas.metrics import computed
 from thinwire.replicas.objectives import (
     Loss,
     Metric,
-    NamedOptimizer,
+    NamedScheduler,
     OptimizerFactory,
     SchedulerFactory,
+    metrics_of,
 )
+from thinwire.run.arguments import checks_arguments
 from thinwire.run.checks import (
     carrier_for,
     columns_for,
@@ -45,13 +49,15 @@ from thinwire.run.checks import (
     objective_for,
     placement_for,
     refuse_impossible,
-    strategy_for,
+    refuse_unvalidated,
+    target_for,
     wanted_for,
 )
 from thinwire.run.driver import Earlier, Run
 from thinwire.run.job import Columns, Job, Transform
 from thinwire.run.run_log import RunLog
-from thinwire.strategies import Strategy, name_of
+from thinwire.run.trial import Trial
+from thinwire.strategies import Relay, Strategy, name_of
 from thinwire.transport.ports import Hub, Wire
 from thinwire.transport.reliable import ReliableHub, ReliableWire
 from thinwire.worker.plan import WorkerPlan
@@ -93,6 +99,7 @@ class Result:
         return spark.createDataFrame(rows, schema)
 
 
+@checks_arguments
 def fit(
     model: nn.Module | Callable[[], nn.Module] | str,
     data: Any,
@@ -100,12 +107,12 @@ def fit(
     inputs: Sequence[str] | None = None,
     label: str | None = "label",
     loss: str | Loss | None = None,
-    optimizer: str | OptimizerFactory = "sgd",
-    scheduler: SchedulerFactory | None = None,
+    optimizer: str | Mapping[str, Any] | OptimizerFactory = "sgd",
+    scheduler: str | Mapping[str, Any] | SchedulerFactory | None = None,
     scheduler_every: Literal["step", "epoch"] = "epoch",
-    algorithm: Algorithm | None = None,
-    strategy: Strategy | str | None = None,
-    placement: Placement | None = None,
+    algorithm: Algorithm | str | Mapping[str, Any] | None = None,
+    strategy: Strategy | str | Mapping[str, Any] | None = None,
+    placement: Placement | Mapping[str, Any] | None = None,
     cluster: Cluster | None = None,
     exchange: str = "auto",
     codec: str = "float32",
@@ -115,9 +122,9 @@ def fit(
     batch_size: int = 64,
     validation: Any = None,
     weight: str | None = None,
-    transform: Transform | None = None,
-    metrics: Sequence[str] | Mapping[str, Metric] | None = None,
-    stop: EarlyStopping | None = None,
+    transform: Transform | str | None = None,
+    metrics: str | Sequence[str] | Mapping[str, Metric] | None = None,
+    stop: EarlyStopping | Mapping[str, Any] | None = None,
     restore_best: bool | None = None,
     callbacks: Sequence[Callable[[events.Event], Any]] = (),
     clip_norm: float | None = None,
@@ -126,8 +133,8 @@ def fit(
     device: str = "auto",
     evaluate_every: int | None = None,
     checkpoint_every: int | None = None,
-    out: str | None = None,
-    resume: str | None = None,
+    out: str | os.PathLike[str] | None = None,
+    resume: str | os.PathLike[str] | None = None,
     seed: int = 0,
     deadlines: Deadlines | None = None,
     progress: bool | None = None,
@@ -174,7 +181,10 @@ def fit(
         deadlines: how long to wait for workers.
         progress: show a live display; only on a terminal or in a notebook unless said. True writes lines into a log.
     """
-    chosen = strategy_for(strategy)
+    out, resume = cast("str | None", out), cast("str | None", resume)  # by now arguments have one form
+    placement, transform = cast("Placement | None", placement), cast("Transform | None", transform)
+    stop = cast("EarlyStopping | None", stop)
+    chosen: Any = strategy or Relay()
     where = (cluster or _default_cluster(data)).site(data)
     patience = where.deadlines(deadlines)
     factory: Any = model_by_name(model) if isinstance(model, str) else model
@@ -182,12 +192,19 @@ def fit(
         factory = KerasModule(factory)
     if where.in_process and isinstance(factory, nn.Module):
         factory = functools.partial(copy.deepcopy, factory)  # threads must not train one module together
-    loss, metrics = objective_for(algorithm, loss, metrics)
+    method: Any = algorithm or BackPropagation()
+    loss, metrics = objective_for(method, loss, metrics)
+    if epochs is None and steps is None and until is None:
+        epochs = 1
+    moves: Any = scheduler
+    if isinstance(moves, NamedScheduler):
+        scheduler_every = moves.every or scheduler_every  # type: ignore[assignment]
+        moves = moves.over(epochs if scheduler_every == "epoch" else steps)
     spec = TrainSpec(
         loss=loss,
-        algorithm=algorithm or BackPropagation(),
-        optimizer=NamedOptimizer(optimizer, lr=0.01) if isinstance(optimizer, str) else optimizer,
-        scheduler=scheduler,
+        algorithm=method,
+        optimizer=optimizer,  # type: ignore[arg-type]  # by now it is a function
+        scheduler=moves,
         scheduler_every=scheduler_every,
         metrics=metrics_for(metrics, loss),
         clip_norm=clip_norm,
@@ -199,29 +216,28 @@ def fit(
     spread = placement_for(placement, chosen, carrier, where)
     if carrier == "spark" and deadlines is None:  # jobs are slow, and letters are not lost
         patience = dataclasses.replace(patience, stall_s=300.0, silence_s=60.0, prepare_s=60.0)
-    refuse_impossible(spec, chosen, codec, spread, on_nonfinite, epochs=epochs, steps=steps, batch_size=batch_size)
-    if validation is None and (until is not None or stop is not None):
-        asked = "until" if until is not None else "stop"
-        raise ConfigError(f"{asked} looks at validation rows and there are none; give validation=0.1, or other rows")
-    if epochs is None and steps is None and until is None:
-        epochs = 1
+    refuse_impossible(spec, chosen, codec, spread)
     if resume is not None and out is None:
         out = resume
-    policy_stop = Target.parse(until) if until else None
+    target = target_for(until, stop, spec.metrics, validated=validation is not None)
     with logs.of_a_run() as name, tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
         opened = where.open(data, validation)
         where.look(out, ports=carrier != "spark")
         names = columns_for([n for n in opened.names if n != opened.indicator], inputs, label, weight)
-        columns = Columns(inputs=names, label=label, labels=labels_of(loss), weight=weight, transform=opened.transform)
-        wanted = wanted_for(
-            factory,
-            spec,
-            columns,
-            transform=transform is not None,
-            validation=validation,
-            indicator=opened.indicator,
+        columns = Columns(
+            inputs=names,
+            label=label,
+            labels=labels_of(loss),
+            weight=weight,
+            transform=in_turn(opened.transform, transform),
         )
+        trial = Trial(
+            factory, spec, columns, batch_size, transforms=transform is not None, validated=validation is not None
+        )
+        wanted = wanted_for(trial, validation=validation, indicator=opened.indicator)
         dealt = opened.deal(wanted, folder)
+        if dealt.validation_rows == 0 and validation is not None:
+            refuse_unvalidated(validation, target, stop)
         store = CheckpointStore(f"{out.rstrip('/')}/checkpoints") if out is not None else None
         earlier = _earlier(resume, chosen, spread) if resume is not None else None
         log = RunLog(out, callbacks, clock=where.time.wall)
@@ -249,7 +265,7 @@ def fit(
             feed=dealt.feed,
             exchange=carrier,
             silence_s=120.0 if carrier == "spark" else 30.0,
-            columns=dataclasses.replace(columns, labels=dealt.labels, transform=in_turn(opened.transform, transform)),
+            columns=dataclasses.replace(columns, labels=dealt.labels),
             batch_size=batch_size,
             wire=wire,
             checkpoints=None if store is None else store.url,
@@ -268,7 +284,8 @@ def fit(
             workers=where.workers,
             helpers=chosen.helpers,
             stop=stop,
-            until=policy_stop,
+            until=target,
+            compute=functools.partial(computed, {f"val_{k}": v for k, v in metrics_of(spec.metrics).items()}),
             deadlines=patience,
             group_size=spread.group_size,
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pyspark.ml import Estimator
@@ -16,11 +17,12 @@ from thinwire.errors import ConfigError
 from thinwire.models import model_by_name
 from thinwire.replicas.labels import labels_of
 from thinwire.replicas.objectives import NamedOptimizer
+from thinwire.run.arguments import checked
 from thinwire.run.session import fit, in_turn
-from thinwire.spark.imports import checked
+from thinwire.spark.imports import checked as checked_modules
 from thinwire.spark.model import TorchModel
 from thinwire.spark.objects import Source, code_of, damaged, made_of
-from thinwire.spark.params import DEFAULTS, TrainParams
+from thinwire.spark.params import DEFAULTS, TrainParams, camel
 from thinwire.spark.storage import Saved, read_saved, slot_of, write_saved
 
 
@@ -86,10 +88,30 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
     def setParams(self, **given: Any) -> TorchEstimator:  # noqa: N802 - Spark ML's way of writing names
         """Sets parameters by name; what is none of them goes to `thinwire.fit`."""
         passed = {k: v for k, v in given.items() if k in OPTIONS and not self.hasParam(k)}
-        self._take({k: v for k, v in given.items() if k not in passed})
+        self._take({k: v for k, v in given.items() if k not in passed}, OPTIONS)
+        for name in given.keys() - passed.keys():
+            argument, param = ARGUMENT_OF.get(camel(name)), self.getParam(camel(name))
+            if argument is not None and self.isSet(param):
+                self._set(**{param.name: _kept(name, self.getOrDefault(param), argument)})
         if passed:
-            self._set(fitOptions={**self.getOrDefault(self.fitOptions), **passed})
+            kept = {name: _kept(name, value, name) for name, value in passed.items()}
+            self._set(fitOptions={**self.getOrDefault(self.fitOptions), **kept})
         return self
+
+    def _optimizer(self) -> Any:
+        """What makes the optimizer; one that is named has the learning rate, unless its settings have another."""
+        given, rate = self.getOrDefault(self.optimizer), self.getOrDefault(self.learningRate)
+        if isinstance(given, str):
+            return NamedOptimizer(given, lr=rate)
+        if not self.isSet(self.learningRate):
+            return given
+        if not isinstance(given, Mapping):
+            warnings.warn("learning_rate has no effect: the optimizer is a function, which sets its own", stacklevel=4)
+        elif "lr" not in given:
+            return {**given, "lr": rate}
+        elif given["lr"] != rate:
+            raise ConfigError(f"learning_rate = {rate} and optimizer = {dict(given)} differ; leave one of them out")
+        return given
 
     def _fit(self, dataset: Any) -> TorchModel:
         value = self.getOrDefault
@@ -97,9 +119,6 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
             raise ConfigError("TorchEstimator needs a model; write TorchEstimator(model=make_net, input_cols=[…])")
         if not self.isSet(self.inputCols):
             raise ConfigError(f"TorchEstimator needs input_cols; the data has {', '.join(dataset.columns)}")
-        optimizer = value(self.optimizer)
-        if isinstance(optimizer, str):
-            optimizer = NamedOptimizer(optimizer, lr=value(self.learningRate))
         options = dict(value(self.fitOptions))
         cluster = options.pop("cluster", None) or Spark(
             workers=value(self.numWorkers) if self.isSet(self.numWorkers) else None, session=dataset.sparkSession
@@ -113,7 +132,7 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
             label=value(self.labelCol),
             weight=value(self.weightCol) if self.isSet(self.weightCol) else None,
             loss=value(self.loss),
-            optimizer=optimizer,
+            optimizer=self._optimizer(),
             strategy=value(self.strategy),
             epochs=value(self.epochs),
             batch_size=value(self.batchSize),
@@ -125,7 +144,7 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
         made = TorchModel._of(
             result,
             model_by_name(given) if isinstance(given, str) else given,
-            in_turn(image_decoder(dataset), options.get("transform")),
+            in_turn(image_decoder(dataset), checked({"transform": options.get("transform")})["transform"]),
         )
         self._copyValues(made)
         if value(self.task) == "auto":
@@ -152,7 +171,7 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
             given: objects in place of the stored ones: `model`, `loss`, `optimizer`, `strategy`, and arguments of
                 `fit` such as `transform`.
         """
-        return _Reader(Source(path, checked(modules), allow_pickle), given).load(path)
+        return _Reader(Source(path, checked_modules(modules), allow_pickle), given).load(path)
 
 
 class _Writer(MLWriter):
@@ -191,5 +210,20 @@ TAKEN = {"model", "data", "inputs", "label", "weight", "seed", "epochs", "batch_
 """Arguments of `fit` that have a parameter of their own."""
 OPTIONS = set(inspect.signature(fit).parameters) - TAKEN
 """Arguments of `fit` that have none."""
+ARGUMENT_OF = {
+    "inputCols": "inputs",
+    "labelCol": "label",
+    "weightCol": "weight",
+    "numWorkers": "epochs",
+    "batchSize": "batch_size",
+    **{name: name for name in ("model", "loss", "optimizer", "strategy", "epochs", "seed")},
+}
+"""By parameter, the argument of `fit` that has the same form."""
 OBJECTS = {"model", "loss", "optimizer", "strategy", "fitOptions"}
 """Parameters that may hold any Python object."""
+
+
+def _kept(name: str, value: Any, argument: str) -> Any:
+    """A value that `fit` would take for an argument, as it was given, save functions that are named."""
+    found = checked({argument: value}, {argument: name})[argument]
+    return found if isinstance(value, str) and argument in ("loss", "transform") else value

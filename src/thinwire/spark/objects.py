@@ -8,12 +8,14 @@ certain shapes alone, whatever else could be imported:
     transform   None              nothing                                 functions                      "partial"
     loss        a loss's name     the functions of FUNCTIONAL             also functions
     optimizer   an optimizer's    a class below torch.optim.Optimizer     also functions
-    scheduler   None              a class below LRScheduler               also functions
+    scheduler   a scheduler's     a class below LRScheduler               also functions
     strategy    a strategy's      nothing                                 nothing                        "strategy"
     option      any               nothing                                 nothing
 
 A partial is of `decode_images` with the names of columns, or of two transforms in turn. In every slot a pickle is run
-where the caller allows it. A name is never called here; what it may be called with later is not for the data to say.
+where the caller allows it. An optimizer and a scheduler may have settings beside their names: keyword arguments of
+torch's own classes, in plain values. A name is never called here; what it may be called with later is otherwise not for
+the data to say.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from thinwire.cluster.frames import decode_images
 from thinwire.errors import CheckpointError, ThinwireError
 from thinwire.models import ZOO
-from thinwire.replicas.objectives import LOSSES, OPTIMIZERS
+from thinwire.replicas.objectives import LOSSES, OPTIMIZERS, SCHEDULERS
 from thinwire.run.session import composed
 from thinwire.spark.imports import LISTED, RefusedError, defined, is_defined
 from thinwire.strategies import STRATEGIES, Strategy, name_of, strategy
@@ -86,7 +88,7 @@ SLOTS = {
     "transform": Slot(functions=True, kinds=("partial",)),
     "loss": Slot(LOSSES, None, True),
     "optimizer": Slot(OPTIMIZERS, torch.optim.Optimizer, True),
-    "scheduler": Slot({}, LRScheduler, True),
+    "scheduler": Slot(SCHEDULERS, LRScheduler, True),
     "strategy": Slot(STRATEGIES, kinds=("strategy",)),
     "option": Slot(None),
 }
@@ -193,6 +195,9 @@ def _plain(value: Any, slot: str, source: Source) -> Any:
     names = SLOTS[slot].names
     if names is None or value is None or (isinstance(value, str) and value in names):
         return value
+    name = value.get("name") if slot in ("optimizer", "scheduler") and isinstance(value, dict) else None
+    if isinstance(name, str) and name in names:
+        return value  # its settings go to the class that it names
     if slot == "model" and isinstance(value, str) and ":" in value:  # as `fit` takes it, which would import it
         module, _, name = value.partition(":")
         return _named(module, name, slot, source)

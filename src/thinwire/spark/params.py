@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from pyspark.ml.param import Param, Params, TypeConverters
@@ -39,16 +40,24 @@ class SharedParams(HasInputCols, HasLabelCol, HasPredictionCol, HasProbabilityCo
         typeConverter=TypeConverters.toInt,
     )
 
-    def _take(self, given: dict[str, Any]) -> None:
-        """Sets parameters by name, in Spark's spelling or in Python's; None leaves one as it is."""
+    def _take(self, given: dict[str, Any], others: Iterable[str] = ()) -> None:
+        """Sets parameters by name, in Spark's spelling or in Python's; None leaves one as it is.
+
+        Args:
+            given: values by name.
+            others: names that the caller takes beside these.
+        """
         for name, value in given.items():
             if value is None:
                 continue
             known = camel(name)
             if not self.hasParam(known):
-                names = sorted(snake(p.name) for p in self.params)
+                names = sorted({*(snake(p.name) for p in self.params), *others})
                 raise ConfigError(f"{type(self).__name__} has no parameter {name!r}. {nearest(name, names)}")
-            self._set(**{known: value})
+            try:
+                self._set(**{known: value})
+            except (TypeError, ValueError) as error:  # of Spark's own converters
+                raise ConfigError(f"{name} = {value!r} ({type(value).__name__}) is not possible: {error}") from error
 
 
 class TrainParams(SharedParams, HasWeightCol, HasValidationIndicatorCol, HasSeed):

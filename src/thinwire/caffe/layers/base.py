@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -18,6 +18,8 @@ MAX_ELEMENTS = 1 << 27
 
 Shape = tuple[int, ...]
 REGISTRY: dict[str, type[Layer]] = {}
+OWN: dict[str, tuple[type[Layer], str | None]] = {}
+"""Layers that users have registered, with their fields: workers learn of them from what travels there."""
 L = TypeVar("L", bound="type[Layer]")
 
 
@@ -132,9 +134,18 @@ def layer(name: str, *, fields: str | None = None) -> Callable[[L], L]:
 
     def register(kind: L) -> L:
         REGISTRY[name] = kind
+        if not kind.__module__.startswith("thinwire.caffe."):
+            OWN[name] = (kind, fields)
         return kind
 
     return register
+
+
+def adopt(layers: Mapping[str, tuple[type[Layer], str | None]]) -> None:
+    """Registers the layers that another process has registered; those that are here already stay."""
+    for name, (kind, fields) in layers.items():
+        if name not in OWN:
+            layer(name, fields=fields)(kind)
 
 
 def make(spec: Any) -> Layer:

@@ -28,6 +28,7 @@ from thinwire.replicas import TorchReplica
 from thinwire.rules.period import Link
 from thinwire.transport.ports import Hub, Wire
 from thinwire.units import rate_bytes
+from thinwire.values import check_fields, number, optional, truth, whole
 
 TASK_S = 0.5
 """After so long Spark runs a task again that failed."""
@@ -102,18 +103,12 @@ class Simulated:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.workers, int) or self.workers < 1:
-            raise ConfigError(f"cluster.workers = {self.workers} is not possible; use a count of 1 or more")
-        for name in ("latency_s", "spread", "contention", "store_s", "max_restarts"):
-            value = getattr(self, name)
-            if not 0 <= value < math.inf:
-                raise ConfigError(f"cluster.{name} = {value} is not possible; use a number of 0 or more")
+        least = {name: number(least=0) for name in ("latency_s", "spread", "contention", "store_s")}
+        above = {name: optional(number(above=0)) for name in ("step_s", "ratio")}
+        counts = {"workers": whole(1), "max_restarts": whole(0), "seed": whole(0)}
+        check_fields(self, "cluster", **least, **above, **counts, revives=truth)
         if self.step_s is not None and self.ratio is not None:
             raise ConfigError("cluster.step_s and cluster.ratio both say what a step takes; give one of them")
-        for name in ("step_s", "ratio"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"cluster.{name} = {value} is not possible; use a number above 0")
         for worker, factor in self.slow.items():
             if not (0 <= worker < self.workers and 0 < factor < math.inf):
                 raise ConfigError(

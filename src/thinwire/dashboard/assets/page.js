@@ -157,6 +157,7 @@ function tiles(run) {
     ["workers", head.state === "ended" ? String(run.workers.length) : `${live} of ${head.workers ?? "?"}`],
     ["lost", String(run.workers.reduce((sum, w) => sum + w.lost, 0))],
     ...Object.entries(head.metrics ?? {}).slice(0, 3).map(([name, value]) => [name.replace("val_", "validation "), short(value)]),
+    ...(head.best ? [["best validation loss", `${short(head.best.metrics.val_loss)} (evaluation ${head.best.number})`]] : []),
     ["time", seconds((head.now ?? 0) - (head.began ?? 0))],
   ];
   $("tiles").replaceChildren(...facts.map(([name, value]) => {
@@ -234,7 +235,7 @@ function draw() {
     $("state").dataset.state = state;
     if ($("state").textContent !== (said[state] ?? state) + (odd && ` (${odd})`)) $("state").textContent = (said[state] ?? state) + (odd && ` (${odd})`);
     const knobs = Object.entries(head.knobs ?? {}).map(([k, v]) => `${k} ${v}`).join(", ");
-    $("about").textContent = compares ? "" : [head.strategy && `${head.strategy}${knobs ? ` (${knobs})` : ""}`, head.choice, head.reason].filter(Boolean).join(" · ");
+    $("about").textContent = compares ? "" : [head.strategy && `${head.strategy}${knobs ? ` (${knobs})` : ""}`, head.choice, head.reason, head.best && head.summary?.model && `the model given back is ${head.summary.model === "best" ? `that of evaluation ${head.best.number}, the best` : "the last"}`].filter(Boolean).join(" · ");
     for (const id of ["tiles", "timeline", "workers", "log"]) $(id).hidden = compares;
     $("side").hidden = !compares;
     if (compares) drawAll();

@@ -1,0 +1,343 @@
+"""One row through model, loss, metrics and optimizer on the driver, before a worker starts.
+
+What does not fit together is told here with the column and its value. What fails for another reason (no memory, a
+file that only workers have, an error that the user's own code raises) is left to the workers, who tell of it with a
+traceback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dis
+import logging
+import os
+import random
+import reprlib
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from thinwire.data import Batch, Loader, Position, Sampler, Shard, write_shard
+from thinwire.errors import ConfigError, DataError, ThinwireError
+from thinwire.replicas import BackPropagation, TrainSpec
+from thinwire.replicas.metrics import computed, measure
+from thinwire.replicas.objectives import Objective, metrics_of
+from thinwire.replicas.torch import build_module
+from thinwire.run.job import Columns
+
+_log = logging.getLogger("thinwire.run")
+ROWS = 2
+"""Copies of the row that make the batch: batch normalisation takes no single row."""
+_KINDS = (RuntimeError, IndexError, TypeError, ValueError)
+"""What torch raises where tensors do not fit."""
+_ELSEWHERE = ("cuda", "nvidia", "memory", "no kernel", "triton")
+"""Words of errors that are of this machine."""
+_shown = reprlib.Repr()
+_shown.maxlist = _shown.maxtuple = 4
+
+
+class Misfit(NamedTuple):
+    """What was being done, and what came of it."""
+
+    what: str
+    error: Exception
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is tried on the first row of the data.
+
+    Attributes:
+        model: what a worker builds its network from.
+        spec: how it is trained.
+        columns: what is what in the data, with all its transforms.
+        batch_size: rows of a step.
+        transforms: whether the user's own transform makes columns. It may have effects of its own, so that only workers
+            call it; without it all labels are looked at as rows are dealt out.
+        validated: whether there are validation rows to measure metrics on.
+    """
+
+    model: Any
+    spec: TrainSpec
+    columns: Columns
+    batch_size: int
+    transforms: bool
+    validated: bool
+
+    def __call__(self, row: Any) -> tuple[int, ...] | None:
+        """The shape of the network's output for one row; None where it cannot be told here.
+
+        Raises:
+            ConfigError: model, loss, metrics, optimizer or scheduler do not go together.
+            DataError: the row does not fit the model or the loss.
+        """
+        with _undone():
+            try:
+                return self._tried(row)
+            except ThinwireError:
+                raise
+            except Exception as error:
+                _log.info("a row could not be tried on the driver: %s: %s", type(error).__name__, error)
+                return None
+
+    def _tried(self, row: Any) -> tuple[int, ...] | None:
+        made = self.model
+        batch = None if self.transforms else self._batch(row, ROWS)
+        module = (copy.deepcopy(made) if isinstance(made, nn.Module) else build_module(made, self.spec.seed)).cpu()
+        self._stepped(module)
+        if batch is None:
+            return None
+        shape = None
+        with contextlib.suppress(*_KINDS), torch.no_grad():
+            shape = _shape(module.eval()(*batch.inputs))
+        module.train()
+        if not isinstance(self.spec.algorithm, BackPropagation):
+            self.spec.algorithm.loss(module, batch, Objective(self.spec.loss), {"steps": 0})
+        else:
+            batch = self._trained(module, batch, row)
+            self._lost(module(*batch.inputs), batch, shape)
+        if self.validated:
+            self._measured(module.eval(), batch)
+        return shape
+
+    def _batch(self, row: Any, rows: int) -> Batch | None:
+        """The row so many times, as workers would get it; None where it cannot be had here."""
+        columns = self.columns
+        with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
+            path = os.path.join(folder, "row")
+            try:
+                write_shard(path, [row] * rows, row.schema)
+            except DataError:  # nulls, say: told of with their number as rows are dealt out
+                return None
+            loader = Loader(
+                Shard.open(path),
+                Sampler(rows, rows, self.spec.seed, 0),
+                inputs=columns.inputs,
+                label=columns.label,
+                labels=columns.labels,
+                weight=columns.weight,
+                transform=columns.transform,
+                prefetch=0,
+            )
+            return next(loader.batches(Position(), 1))
+
+    def _trained(self, module: nn.Module, batch: Batch, row: Any) -> Batch:
+        """The batch that the model takes: of a few rows, or of as many as a step has."""
+        first: Exception | None = None
+        for rows in (ROWS, self.batch_size):
+            tried = batch if rows == ROWS else self._batch(row, rows)
+            if tried is None:
+                break
+            try:
+                module(*tried.inputs)
+                return tried
+            except _KINDS as error:
+                if not _is_misfit(error):
+                    raise
+                first = first or error
+        assert first is not None
+        raise DataError(self._unfit(module, batch, first)) from first
+
+    def _unfit(self, module: nn.Module, batch: Batch, error: Exception) -> str:
+        names = self.columns.inputs
+        shapes = [tuple(each.shape[1:]) for each in batch.inputs]
+        given = ", ".join(
+            f"{name!r} of {str(each.dtype).removeprefix('torch.')} in the shape {shape} a row"
+            for name, each, shape in zip(names, batch.inputs, shapes, strict=True)
+        )
+        if len(names) > 1 and not any(shapes):
+            advice = (
+                f"The model is called with {len(names)} tensors of one number a row; if it takes one tensor, put the "
+                "columns together into one of arrays (VectorAssembler, np.stack(…, axis=1), or a transform)"
+            )
+        elif not any(shapes):
+            advice = "A column of numbers gives one number a row; give it arrays, or add a dimension: x[:, None]"
+        elif any(not each.is_floating_point() for each in batch.inputs):
+            advice = "Give columns of the shape and type that its first layer takes, by a transform or in the model"
+        else:
+            advice = "Give rows of the shape that its first layer takes, or change the layer"
+        values = ", ".join(_value(each) for each in batch.inputs)
+        return (
+            f"the model {type(module).__name__} cannot take a row of inputs={list(names)}: {given}, with {values}. "
+            f"It says {type(error).__name__}: {_line(error)}. {advice}."
+        )
+
+    def _lost(self, output: Any, batch: Batch, shape: tuple[int, ...] | None) -> None:
+        """Tries the loss on an output."""
+        labels, named = self.columns.labels, isinstance(self.spec.loss, str) or self.columns.labels.kind != "any"
+        if named and not isinstance(output, Tensor):
+            part = repr(next(iter(output), "")) if isinstance(output, Mapping) else "0"
+            raise ConfigError(
+                f"the model's output is {_kind(output)}, and loss {labels.loss or self.spec.loss!r} takes one tensor; "
+                "return the tensor from forward, or give a loss that takes one of it, such as "
+                f"loss=lambda output, label: F.cross_entropy(output[{part}], label)"
+            )
+        if named and (output.dim() == 0 or output.shape[0] != batch.num_rows):
+            raise DataError(
+                f"the model's output has the shape {tuple(output.shape)} for {batch.num_rows} rows of inputs="
+                f"{list(self.columns.inputs)}; its first dimension must count rows. Give columns of the shape that the "
+                "model takes, or keep the first dimension in forward."
+            )
+        if batch.label is not None and labels.kind == "classes" and shape:
+            wrong = labels.measured(shape).wrong(_array(batch.label))
+            if wrong.any():
+                return  # told of with rows and number, as they are dealt out
+        if named and labels.kind == "numbers" and batch.label is not None and labels.loss in _ALIKE:
+            self._alike(output, batch.label)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            try:
+                loss = Objective(self.spec.loss).mean(output, batch.label, batch.weight)
+            except (*_KINDS, AttributeError) as error:
+                if isinstance(error, ThinwireError) or not _is_misfit(error):
+                    raise
+                raise DataError(
+                    self._unlike(output, batch, f"fails with {type(error).__name__}: {_line(error)}")
+                ) from error
+        if any("target size" in str(each.message) for each in told):
+            raise DataError(self._unlike(output, batch, "compares every row with every label (torch broadcasts them)"))
+        if not loss.requires_grad:
+            raise ConfigError(
+                "the loss does not depend on any parameter that can be trained: all are frozen, or the output is "
+                "detached; leave requires_grad on, and no_grad, detach and item out of model and loss"
+            )
+
+    def _alike(self, output: Tensor, label: Tensor) -> None:
+        if output.numel() != label.numel():
+            name, loss = self.columns.label, self.columns.labels.loss
+            raise DataError(
+                f"column {name!r} has {_size(label)} a row, the first {_value(label)}, and the model's output has "
+                f"{_size(output)}, of shape {tuple(output.shape[1:])}; {loss} compares them one by one. Give the model "
+                "as many outputs as there are numbers in a label, or another label."
+            )
+
+    def _unlike(self, output: Any, batch: Batch, what: str) -> str:
+        loss = self.columns.labels.loss or (self.spec.loss if isinstance(self.spec.loss, str) else "")
+        name = loss or getattr(self.spec.loss, "__name__", type(self.spec.loss).__name__)
+        if batch.label is None:
+            return f"loss {name!r} {what}, of {_kind(output)} alone. With label=None a loss takes the output only."
+        return (
+            f"column {self.columns.label!r} does not fit the model's output: loss {name!r} {what}, of {_kind(output)} "
+            f"and {_kind(batch.label)}, the first label {_value(batch.label)}. Give labels and outputs that the loss "
+            "takes: classes from 0 on and an output for each, or numbers and outputs of one shape."
+        )
+
+    def _stepped(self, module: nn.Module) -> None:
+        """Tries what makes the optimizer, and what makes the scheduler."""
+        made = _called("optimizer", self.spec.optimizer, module.parameters(), "the model's parameters")
+        if not isinstance(made, torch.optim.Optimizer):
+            raise ConfigError(
+                f"optimizer gave {_kind(made)}; it must return a torch optimizer: "
+                "lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
+            )
+        if self.spec.scheduler is None:
+            return
+        moved = _called("scheduler", self.spec.scheduler, made, "the optimizer")
+        if not all(callable(getattr(moved, name, None)) for name in ("step", "state_dict", "load_state_dict")):
+            raise ConfigError(
+                f"scheduler gave {_kind(moved)}; it must return a learning-rate scheduler: "
+                "lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 10)"
+            )
+
+    def _measured(self, module: nn.Module, batch: Batch) -> None:
+        with torch.no_grad():
+            output = module(*batch.inputs)
+            for name, metric in metrics_of(self.spec.metrics).items():
+                try:
+                    found = measure(name, metric, output, batch.label, batch.weight, batch.num_rows)
+                except (*_KINDS, AttributeError) as error:
+                    if isinstance(error, ThinwireError) or not _is_misfit(error):
+                        raise
+                    label = "no label" if batch.label is None else _kind(batch.label)
+                    raise ConfigError(
+                        f"metrics.{name} fails with {type(error).__name__}: {_line(error)}, of {_kind(output)} and "
+                        f"{label}; a metric takes (output, label) of a batch and gives one number a row"
+                    ) from error
+                sums = {key: total for key, (total, count) in found.items() if count is None}
+                try:
+                    computed({name: metric}, sums)
+                except ConfigError as error:  # of a single row it need not be defined, but it must be able to be called
+                    if isinstance(error.__cause__, TypeError | AttributeError | KeyError):
+                        raise
+
+
+_ALIKE = ("mse", "l1", "smooth_l1", "bce_with_logits")
+"""Losses by name that compare output and label one by one, however they are laid out."""
+
+
+def _called(key: str, make: Any, given: Any, what: str) -> Any:
+    try:
+        return make(given)
+    except (*_KINDS, AttributeError) as error:
+        if isinstance(error, ThinwireError) or not _is_misfit(error):
+            raise
+        raise ConfigError(
+            f"{key} fails with {type(error).__name__}: {_line(error)}; it is called with {what} and returns the {key}"
+        ) from error
+
+
+def _is_misfit(error: Exception) -> bool:
+    """Whether an error is torch's or Python's about its arguments, not one that the user's code raises by itself."""
+    if any(word in str(error).lower() for word in _ELSEWHERE):
+        return False
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    if place is None or f"{os.sep}torch{os.sep}" in place.tb_frame.f_code.co_filename:
+        return True
+    code = place.tb_frame.f_code
+    return dis.opname[code.co_code[place.tb_lasti]] not in ("RAISE_VARARGS", "RERAISE")
+
+
+@contextlib.contextmanager
+def _undone() -> Iterator[None]:
+    """Generators are afterwards as they were before; nobody hears of warnings, which workers give again."""
+    numbers, plain = np.random.get_state(), random.getstate()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    try:
+        with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        np.random.set_state(numbers)
+        random.setstate(plain)
+
+
+def _shape(output: Any) -> tuple[int, ...] | None:
+    return tuple(output.shape[1:]) if isinstance(output, Tensor) else None
+
+
+def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
+    found: np.ndarray[Any, Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).detach().numpy()
+    return found
+
+
+def _kind(value: Any) -> str:
+    """A value in words, for a message."""
+    if isinstance(value, Tensor):
+        return f"a tensor of {str(value.dtype).removeprefix('torch.')} in the shape {tuple(value.shape[1:])} a row"
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} of {_shown.repr(sorted(map(str, value)))}"
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)} ({', '.join(type(each).__name__ for each in value[:4])})"
+    return f"a {type(value).__name__}"
+
+
+def _value(tensor: Tensor) -> str:
+    return str(_shown.repr(tensor[0].tolist()))
+
+
+def _size(tensor: Tensor) -> str:
+    count = tensor[0].numel()
+    return "1 number" if count == 1 else f"{count} numbers"
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0].rstrip(".")[:300]
