@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from thinwire.errors import ConfigError
-from thinwire.rules.optimizer import slots, step
+from thinwire.rules.optimizer import FlatOptimizer
 
 OPTIMIZERS: dict[str, Any] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -32,9 +32,9 @@ def test_it_takes_the_steps_that_the_optimizer_takes(name: str, pieces: int) -> 
     start = torch.randn(SIZE, generator=generator)
     plain = nn.Parameter(start.clone())
     optimizer = factory([plain])
-    names = slots(factory)
+    rule = FlatOptimizer(factory)
     models = list(start.chunk(pieces))
-    states = [[torch.zeros_like(m) for _ in names] for m in models]
+    states = [[torch.zeros_like(m) for _ in rule.names] for m in models]
     for steps in range(STEPS):
         gradient = torch.randn(SIZE, generator=generator)
         rate = 0.05 / (1 + steps)
@@ -42,18 +42,18 @@ def test_it_takes_the_steps_that_the_optimizer_takes(name: str, pieces: int) -> 
         optimizer.param_groups[0]["lr"] = rate
         optimizer.step()
         for index, part in enumerate(gradient.chunk(pieces)):
-            models[index], states[index] = step(factory, names, models[index], states[index], part, steps, rate)
+            models[index], states[index] = rule.step(models[index], states[index], part, steps, rate=rate)
         assert torch.allclose(torch.cat(models), plain, rtol=1e-6, atol=1e-7)
 
 
 def test_its_arguments_stay_as_they_were() -> None:
     factory = OPTIMIZERS["momentum"]
     model, state, gradient = torch.ones(5), [torch.ones(5)], torch.ones(5)
-    step(factory, slots(factory), model, state, gradient, 3, None)
+    FlatOptimizer(factory).step(model, state, gradient, 3)
     assert all(torch.equal(v, torch.ones(5)) for v in (model, *state, gradient))
 
 
 @pytest.mark.parametrize(("name", "keeps"), [("NAdam", "mu_product"), ("ASGD", "eta")])
 def test_one_that_keeps_other_numbers_is_refused(name: str, keeps: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} keeps '{keeps}'"):
-        slots(lambda p: getattr(torch.optim, name)(p))
+        FlatOptimizer(lambda p: getattr(torch.optim, name)(p))

@@ -118,7 +118,7 @@ TRUE: dict[str, dict[str, Any]] = {
     "open": {"r": "train:0", "s": [0, 8], "k": "float32", "c": 0},
     "want": {},
     "state": {"i": 0, "n": 1, "d": 1},
-    "update": {"k": 0, "n": 0, "w": 1.0, "rate": None, "over": False},
+    "update": {"k": 0, "n": 0, "w": 1.0, "rates": None, "absent": [], "over": False},
     "reply": {"k": 0, "n": 0, "v": 1, "to": 0, "e": False},
     "get": {"k": 0},
     "value": {"k": 0},
@@ -132,7 +132,7 @@ TRUE: dict[str, dict[str, Any]] = {
     "note": {"n": {"rows": 5}},
     "done": {"d": True},
 }
-OPTIONAL = {("part", "n"), ("sum", "n"), ("sum", "e"), ("update", "rate"), ("update", "over")}
+OPTIONAL = {("part", "n"), ("sum", "n"), ("sum", "e"), ("update", "rates"), ("update", "absent"), ("update", "over")}
 
 
 def test_the_forms_among_workers_are_those_of_true_messages_and_of_no_others() -> None:

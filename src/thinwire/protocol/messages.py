@@ -281,7 +281,12 @@ AMONG_WORKERS: dict[str, Check] = {
     "open": _among(_ROUND),
     "want": _among({}),
     "state": _among({"i": is_count, "n": is_count, "d": is_count}),
-    "update": _among(_A_TUPLE | {"n": is_count, "w": is_real}, rate=maybe(is_real), over=is_truth),
+    "update": _among(
+        _A_TUPLE | {"n": is_count, "w": is_real},
+        rates=maybe(list_of(is_real)),
+        absent=list_of(is_count),
+        over=is_truth,
+    ),
     "reply": _among(_A_TUPLE | {"n": is_count, "v": is_count, "to": is_count, "e": is_truth}),
     "get": _among(_A_TUPLE),
     "value": _among(_A_TUPLE),

@@ -71,6 +71,8 @@ class Worker:
         self.spares = BufferPool(self.strategy.in_flight + 1)
         self.mean_gradient: Tensor | None = None
         self.mean_is_empty = False
+        self.mean_absent: frozenset[int] = frozenset()
+        """Parameters, by number, of which no worker has a gradient in that mean: they take no step."""
         self.averages = -1
         """The round whose mean the step under way waits for."""
         self.shares: dict[Fragment, tuple[int, int]] = {}

@@ -164,7 +164,7 @@ class Host(Member):
             if model is not None:
                 self._joint.set_model(model)
             for key in range(len(self.layout.fragments)):
-                self._hand(key, self.server.tree(key, Book(self._joint.version)))
+                self._hand(key, self.server.tree(key, Book(self._joint.version, behind=dict(self._joint.behind))))
 
     def _hand(self, key: int, tree: dict[str, Any]) -> None:
         """Gives a tuple to its host."""
@@ -248,10 +248,11 @@ class Host(Member):
         if not is_finite(values):
             self.tell_not_finite(sender, f"table:{int(header['n'])}", "contribution", count_not_finite(values))
             weight = 0.0
-        rate = None if header.get("rate") is None else float(header["rate"])
-        if rate is not None and not math.isfinite(rate):
-            raise ValueError(f"a learning rate of {rate}")
-        update = Update(sender, (int(header["a"]), int(header["n"])), weight, values, rate)
+        rates = tuple(float(rate) for rate in header.get("rates") or ())
+        if not all(map(math.isfinite, rates)):
+            raise ValueError(f"learning rates of {rates}")
+        absent = frozenset(int(number) for number in header.get("absent") or ())
+        update = Update(sender, (int(header["a"]), int(header["n"])), weight, values, rates, absent)
         if header.get("over"):
             self.server.pass_over(key, update)
         if sender in self._done:

@@ -43,7 +43,9 @@ class _Flight:
     missing: set[int]
     held: set[int]
     """Tuples whose values have yet to be made."""
-    rate: float | None = None
+    rates: list[float] | None = None
+    absent: frozenset[int] = frozenset()
+    """Parameters, by number, without a gradient."""
     started: float = 0.0
     line: int | None = None
     """Of updates, in which servers know it by its number; None until it was sent."""
@@ -78,6 +80,8 @@ class Table(Host):
         self._views: list[_View] = []
         self._notes: deque[dict[str, Any]] = deque()
         self._unseen: list[Published] = []
+        self._behind: dict[str, int] = {}
+        """By parameter, in how many updates it took no step, as servers last said."""
         self._gone: Name = (0, 0)
         """The last publication that all were told to take up, as far as this worker has heard."""
         self._pages = Publications(self.layout, joint.size, self._tell, self._published, self.time.now)
@@ -115,7 +119,7 @@ class Table(Host):
         keys = set(range(len(self.layout.fragments)))
         held = set(keys) if self._joint.strategy.subject == "gradients" else set()
         reply = torch.empty_like(values)
-        flight = _Flight(fragment, values, weight, reply, keys, held, note.get("rate"), self.time.now())
+        flight = _Flight(fragment, values, weight, reply, keys, held, note.get("rates"), started=self.time.now())
         self._flights[round] = flight
         if not held and not is_finite(values):
             self._leave_out(round, flight, values)
@@ -129,8 +133,9 @@ class Table(Host):
         if round in self._flights:
             self._flights[round].withheld = True
 
-    def feed(self, round: int, keys: list[int]) -> None:
+    def feed(self, round: int, keys: list[int], absent: frozenset[int]) -> None:
         if round in self._flights:
+            self._flights[round].absent = absent
             self._flights[round].held.difference_update(keys)
             self._send_off(round, set(keys))
 
@@ -163,7 +168,10 @@ class Table(Host):
             left_out = True
             self.signals.put(LeftOut(round, count_not_finite(values), False))
         weight, values = (0.0, None) if left_out else (flight.weight, values)
-        update = {"t": "update", "k": key, "n": round, "w": weight, "rate": flight.rate, "over": flight.over}
+        update = {"t": "update", "k": key, "n": round, "w": weight, "rates": flight.rates, "over": flight.over}
+        assert isinstance(self._joint.strategy, Served)
+        if absent := flight.absent.intersection(self._joint.strategy.parameters_in(self.layout.fragments[key])):
+            update["absent"] = sorted(absent)
         self._tell(self.host(key), update, values)
 
     def _landed(self, reply: Reply) -> None:
@@ -374,11 +382,12 @@ class Table(Host):
             raise ValueError("only the first worker publishes")
         self._pages.marked(name, note)
         for key in sorted(self.server.books):
-            state = self.server.tree(key)["state"]
+            tree = self.server.tree(key)
+            state = tree["state"]
             page = self._stamped("page") | {"k": key, "p": list(name)}
             for member in self._rounds.members:
                 if member == sender and "save" in note:
-                    record = memoryview(self._trees.encode({"state": state}))
+                    record = memoryview(self._trees.encode({"state": state, "behind": tree["behind"]}))
                     self._deliver(member, page | {"whole": True}, record)
                 else:
                     self._deliver(member, page | {"whole": False}, state[0].numpy().data)
@@ -388,6 +397,7 @@ class Table(Host):
         if header["whole"]:
             tree = self._trees.decode(bytes(payload or b""))
             values = list(tree["state"]) if isinstance(tree, dict) else []
+            self._behind.update(dict(tree.get("behind", {})) if isinstance(tree, dict) else {})  # type: ignore[arg-type]
         else:
             values = [as_values(payload, self.layout.fragments[key].size)]
         self._pages.page(name_of(header["p"]), key, values, whole=bool(header["whole"]))
@@ -403,7 +413,7 @@ class Table(Host):
     def _published(self, name: Name, note: dict[str, Any], model: Tensor, tuples: dict[int, list[Any]]) -> None:
         joint, version = None, min((book.version for book in self.server.books.values()), default=0)
         if tuples:
-            joint = self._joint.tree() | {"version": version}
+            joint = self._joint.tree() | {"version": version, "behind": dict(self._behind)}
             for index, field_ in enumerate(joint["state"]):
                 if isinstance(field_, Tensor):
                     for key, values in tuples.items():
