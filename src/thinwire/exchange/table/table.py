@@ -397,7 +397,7 @@ class Table(Host):
         if header["whole"]:
             tree = self._trees.decode(bytes(payload or b""))
             values = list(tree["state"]) if isinstance(tree, dict) else []
-            self._behind.update(dict(tree.get("behind", {})) if isinstance(tree, dict) else {})  # type: ignore[arg-type]
+            self._behind.update(dict(tree.get("behind", {})) if isinstance(tree, dict) else {})
         else:
             values = [as_values(payload, self.layout.fragments[key].size)]
         self._pages.page(name_of(header["p"]), key, values, whole=bool(header["whole"]))
