@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import thinwire as tw
+from thinwire.errors import ConfigError
 from thinwire.strategies import Strategy
 
 ROWS, STEPS = 48, 6
@@ -181,3 +182,68 @@ def test_an_optimizer_of_another_model_s_parameters_is_refused() -> None:
     other = net()
     with pytest.raises(Exception, match="from the parameters that the function is given"):
         fit(lambda parameters: torch.optim.SGD(other.parameters(), lr=0.1), tw.SparkNet())
+
+
+def factored(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adafactor(parameters, lr=0.01)
+
+
+class Normalised(torch.optim.SGD):
+    """Takes steps of one length: each number's step depends on all the others of its tensor."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.sub_(parameter.grad / parameter.grad.norm(), alpha=group["lr"])
+
+
+@pytest.mark.parametrize("optimizer", [factored, lambda p: Normalised(p, lr=0.1)], ids=["adafactor", "normalised"])
+@pytest.mark.parametrize("how", ["table", "planned", "planned table"])
+def test_an_optimizer_that_looks_at_whole_tensors_is_refused_where_tensors_are_cut(
+    how: str, optimizer: Factory
+) -> None:
+    strategy, size = TOGETHER[how]
+    with pytest.raises(ConfigError, match=r"steps the numbers of a tensor together.*Adam"):
+        fit(optimizer, strategy, size)
+
+
+def test_an_optimizer_that_looks_at_whole_tensors_works_on_whole_replicas() -> None:
+    assert differ(fit(factored, tw.Synchronous()), plain(factored)) < TOLERANCE
+
+
+def test_one_that_keeps_other_numbers_is_refused_with_a_table_before_a_worker_starts() -> None:
+    with pytest.raises(ConfigError, match="NAdam keeps 'mu_product'"):
+        fit(lambda p: torch.optim.NAdam(p, lr=0.01), tw.ParameterTable())
+
+
+def cycle(optimizer: torch.optim.Optimizer) -> Any:
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=STEPS + 1)
+
+
+@pytest.mark.parametrize("how", ["synchronous", "planned"])
+def test_a_momentum_that_cycles_cycles_for_all(how: str) -> None:
+    strategy, size = TOGETHER[how]
+    found = fit(damped, strategy, size, scheduler=cycle, scheduler_every="step")
+    assert differ(found, plain(damped, scheduler=cycle)) < TOLERANCE
+
+
+def test_a_momentum_that_cycles_is_refused_with_a_table() -> None:
+    with pytest.raises(ConfigError, match=r"OneCycleLR changes the momentum.*cycle_momentum=False"):
+        fit(damped, tw.ParameterTable(consistency="strict"), scheduler=cycle, scheduler_every="step")
+
+
+@pytest.mark.parametrize("how", ["synchronous", "planned"])
+def test_a_norm_is_clipped_over_all_parts_of_the_mean_gradient(how: str) -> None:
+    strategy, size = TOGETHER[how]
+    found = fit(by_place, strategy, size, clip_norm=0.05)
+    assert differ(found, plain(by_place, clip_norm=0.05)) < TOLERANCE
+    assert differ(found, plain(by_place)) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_a_norm_that_nobody_knows_is_refused(workers: int) -> None:
+    for strategy in (tw.ParameterTable(consistency="strict"), tw.ParameterTable(groups=1)):
+        with pytest.raises(ConfigError, match=r"train\.clip_norm.*Synchronous"):
+            fit(by_place, strategy, workers=workers, clip_norm=0.05)

@@ -54,7 +54,7 @@ class PartOptimizer:
 
     def __init__(self, whole: nn.Module, part: Part) -> None:
         self._part = part
-        self._stand_ins = {id(p): _stand_in(p) for p in whole.parameters()}
+        self._stand_ins = {id(p): stand_in(p) for p in whole.parameters()}
         self._named = {name: self._stand_ins[id(p)] for name, p in whole.named_parameters(remove_duplicate=False)}
 
     def made_by(self, factory: OptimizerFactory, device: torch.device) -> torch.optim.Optimizer:
@@ -77,7 +77,7 @@ class PartOptimizer:
         return seated(made, list(zip(made.param_groups, groups, first, strict=True)))
 
 
-def _stand_in(parameter: nn.Parameter) -> nn.Parameter:
+def stand_in(parameter: nn.Parameter) -> nn.Parameter:
     """A parameter of the same shape and with the same attributes that takes no memory."""
     found = nn.Parameter(torch.zeros((), dtype=parameter.dtype).expand(parameter.shape), parameter.requires_grad)
     vars(found).update(vars(parameter))

@@ -130,25 +130,33 @@ class FlatOptimizer:
         ]
         return parameter.data, moved
 
-    def differs_by_shape(self) -> bool:
-        """Whether a tensor's numbers take other steps together than each would alone."""
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether each number takes the step that it would take alone."""
         for group in range(len(self._made.param_groups)):
             generator = torch.Generator().manual_seed(group)
-            start, gradients = torch.randn(4, 3, generator=generator), torch.randn(3, 4, 3, generator=generator)
-            whole = nn.Parameter(start.clone())
-            alone = [nn.Parameter(value.clone().reshape(1)) for value in start.flatten()]
-            try:
-                for parameters in ([whole], alone):
-                    optimizer = self._rule(group, parameters)
-                    for gradient in gradients:
-                        for parameter, value in zip(parameters, gradient.view(len(parameters), -1), strict=True):
-                            parameter.grad = value.view(parameter.shape)
-                        optimizer.step()
-            except (RuntimeError, ValueError, TypeError, AssertionError, AttributeError, KeyError):
-                return True
-            if not torch.allclose(whole.flatten(), torch.cat([p.detach() for p in alone]), rtol=1e-5, atol=1e-6):
-                return True
-        return False
+            start = torch.randn(4, 3, generator=generator)
+            gradients = torch.randn(3, 4, 3, generator=generator) * 100  # more than anybody would clip to
+            together = self._stepped(group, start, list(gradients))
+            alone = [
+                self._stepped(group, value.reshape(1), [g.flatten()[i : i + 1] for g in gradients])
+                for i, value in enumerate(start.flatten())
+            ]
+            if not torch.allclose(together.flatten(), torch.cat(alone), rtol=1e-5, atol=1e-6):
+                return False
+        return True
+
+    def _stepped(self, group: int, start: Tensor, gradients: Sequence[Tensor]) -> Tensor:
+        """A parameter after a step for each gradient; not a number where the optimizer cannot step."""
+        parameter = nn.Parameter(start.clone())
+        optimizer = self._rule(group, [parameter])
+        try:
+            for gradient in gradients:
+                parameter.grad = gradient.clone()
+                optimizer.step()
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+            return torch.full_like(start, torch.nan)
+        return parameter.detach()
 
     def _rule(self, group: int, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """An optimizer of a group's settings for other parameters, computing in the plainest way."""

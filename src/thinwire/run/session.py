@@ -50,6 +50,7 @@ from thinwire.run.checks import (
 )
 from thinwire.run.driver import Earlier, Run
 from thinwire.run.job import Columns, Job, Transform
+from thinwire.run.optimizers import refuse_optimizer
 from thinwire.run.run_log import RunLog
 from thinwire.strategies import Strategy, name_of
 from thinwire.transport.ports import Hub, Wire
@@ -180,6 +181,7 @@ def fit(
     factory: Any = model_by_name(model) if isinstance(model, str) else model
     if is_keras(factory):
         factory = KerasModule(factory)
+    network = factory
     if where.in_process and isinstance(factory, nn.Module):
         factory = functools.partial(copy.deepcopy, factory)  # threads must not train one module together
     loss, metrics = objective_for(algorithm, loss, metrics)
@@ -200,6 +202,7 @@ def fit(
     if carrier == "spark" and deadlines is None:  # jobs are slow, and letters are not lost
         patience = dataclasses.replace(patience, stall_s=300.0, silence_s=60.0, prepare_s=60.0)
     refuse_impossible(spec, chosen, codec, spread, on_nonfinite, epochs=epochs, steps=steps, batch_size=batch_size)
+    refuse_optimizer(network, spec, chosen, spread)
     if validation is None and (until is not None or stop is not None):
         asked = "until" if until is not None else "stop"
         raise ConfigError(f"{asked} looks at validation rows and there are none; give validation=0.1, or other rows")
