@@ -112,6 +112,7 @@ class TorchReplica:
         """Lays out a module's parameters, and makes what steps them."""
         self.spec = spec
         self.parameters = FlatParameters(trained)
+        self._frozen = [(name, p) for name, p in trained.named_parameters() if not p.requires_grad]
         self.buffers = Buffers(trained)
         self.optimizer = self.optimizer_by(spec.optimizer)
         self._asked_for = _settings(self.optimizer)
@@ -147,6 +148,7 @@ class TorchReplica:
         self._memory["steps"] = self.steps
         with self.autocast():
             loss, shown = self.spec.algorithm.loss(self.module, batch, self.objective, self._memory)
+        self._refuse_thawed()
         if self.searches:
             self._batch = batch
         if self.device.type != "cpu":
@@ -156,6 +158,16 @@ class TorchReplica:
         if math.isfinite(value):  # gradients may be on their way as soon as they are made
             self.backward(loss)
         return value
+
+    def _refuse_thawed(self) -> None:
+        """Refuses a parameter that begins to learn in the middle of a run: workers do not exchange it."""
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise ConfigError(
+                    f"parameter {name!r} began to require a gradient after {self.steps} steps; workers exchange those "
+                    "that require one when the run begins: let it require one from the start, and set requires_grad to "
+                    "False for as long as it is to stay"
+                )
 
     def backward(self, loss: Tensor) -> None:
         """Makes the gradients of a loss; whoever watches them hears of each."""

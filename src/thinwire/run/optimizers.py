@@ -1,4 +1,4 @@
-"""Whether an optimizer can do its work where the run would have it step: at a table's servers, or on parts of tensors."""
+"""Whether an optimizer can do its work where a run has it step: at a table's servers, or on parts of tensors."""
 
 from __future__ import annotations
 
