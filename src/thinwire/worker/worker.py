@@ -31,6 +31,7 @@ from thinwire.worker.ports import Batches
 from thinwire.worker.publisher import Publisher
 from thinwire.worker.replica_state import ReplicaState
 from thinwire.worker.round_trigger import Pace
+from thinwire.worker.shares import Shares
 from thinwire.worker.state_check import fits
 from thinwire.worker.state_transfer import ReplicaTransfer
 from thinwire.worker.step_statistics import StepStatistics
@@ -75,7 +76,7 @@ class Worker:
         """Parameters, by number, of which no worker has a gradient in that mean: they take no step."""
         self.averages = -1
         """The round whose mean the step under way waits for."""
-        self.shares: dict[Fragment, tuple[int, int]] = {}
+        self.shares = Shares()
         self.pace = Pace(self.meter, self.time.now)
         self._needs_state = self._stopping = False
         self._reported, self._patient_until, self._rounds_in_all = 0.0, 0.0, 0
@@ -115,6 +116,7 @@ class Worker:
         )
         if not self.loaded:
             self.pace.start(self.meter.steps)
+            self.weigh_anew()
         self.guard.begin()
         self.nonfinite.begin()
 
@@ -226,9 +228,7 @@ class Worker:
 
     def _launch(self, values: Tensor) -> None:
         round, fragment = self.exchange.claim()
-        steps, rows = self.shares.get(fragment, (0, 0))
-        share = Share(round, self.meter.steps - steps, self.rows_done - rows, self.lead)
-        self.shares[fragment] = (self.meter.steps, self.rows_done)
+        share = Share(round, *self.shares.take(fragment, self.meter.steps, self.rows_done), self.lead)
         worked = share.steps > 0 and not self.guard.alone
         began = self.time.now()
         snapshot = snapshot_of(fragment.of(values).detach(), self.spares) if worked else None
@@ -248,6 +248,10 @@ class Worker:
         if self.lead:
             note |= self._tuner.note(round)
         self.exchange.launch(round, fragment, snapshot, weight, note)
+
+    def weigh_anew(self) -> None:
+        """The replica is the joint model now: what was done up to here has no weight in what it contributes next."""
+        self.shares.start(self.meter.steps, self.rows_done)
 
     def rebase(self, base: Callable[[Fragment], Snapshot]) -> None:
         """Rounds under way land as if they had been launched with other values."""
@@ -345,6 +349,7 @@ class Worker:
         model = None
         if formed.restart or (was_alone and not self.alone):
             model = self.replica.vector.detach().to("cpu", copy=True)
+            self.weigh_anew()
             if not self._async and not self.publisher.concluded:
                 self.joint.set_model(model)
         if was_alone and not self.alone and self._async:  # what it did alone is no part of what strategies look at
@@ -374,6 +379,8 @@ class Worker:
         over = [self._snapshots.pop(r) for r in sorted(self._snapshots) if r < landed]
         self._needs_state, self.landed, self.adopted = False, landed, landed
         self._handover.take(caught, over, newcomer=self._new)
+        if self._new:
+            self.weigh_anew()
 
     def _hear(self, header: dict[str, Any]) -> None:
         kind = header["t"]
