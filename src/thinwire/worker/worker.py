@@ -21,7 +21,7 @@ from thinwire.exchange.joint import JointState
 from thinwire.exchange.snapshot import Snapshot, snapshot_of
 from thinwire.parameters import Fragment
 from thinwire.protocol.observation import ReplicaEntered
-from thinwire.strategies import Share
+from thinwire.strategies import Share, Strategy
 from thinwire.worker.gradient_stream import Served, average_gradient
 from thinwire.worker.guard import Guard
 from thinwire.worker.landing import take_over
@@ -68,6 +68,8 @@ class Worker:
         self.gradients = self.strategy.subject == "gradients"
         self.served = Served(self) if self.gradients and self.strategy.timing == "async" else None
         self._barrier, self._async = self.strategy.timing == "barrier", self.strategy.timing == "async"
+        self._shifts = type(self.strategy).before_step is not Strategy.before_step
+        """Whether the replica moves before its gradient is computed: what it contributes is what the last step left."""
         self._snapshots: dict[int, tuple[Fragment, Snapshot | None]] = {}
         self.spares = BufferPool(self.strategy.in_flight + 1)
         self.mean_gradient: Tensor | None = None
@@ -138,18 +140,20 @@ class Worker:
         begun = self.meter.begin_step()
         self._stepped = True
         together = not self.alone
-        x = self.replica.vector
+        x, cycle = self.replica.vector, self.joint.cycle()  # the exchange may land a round meanwhile
         if together:
-            with torch.no_grad():
-                self.state.before_step(x, self.joint.cycle())
             if not self._barrier:
                 self._consider_round()
+            if self._shifts:
+                self._take_snapshots()
+            with torch.no_grad():
+                self.state.before_step(x, cycle)
         if together and self.served:
             self.served.begin(self._rows_of(batch))
         loss = self.replica.gradient(batch)
         if together:
             with torch.no_grad():
-                term = self.state.gradient_term(x, self.joint.cycle())
+                term = self.state.gradient_term(x, cycle)
                 if term is not None:
                     self.replica.parameters.add_to_gradients(term)
                 self._take_snapshots()
