@@ -153,6 +153,14 @@ def test_a_group_leaves_alone_what_one_worker_leaves_alone(how: str, optimizer: 
     assert differ(fit(Unused, optimizer, TOGETHER[how], size=2), plain(Unused, optimizer)) < TOLERANCE
 
 
+@pytest.mark.parametrize("model", [Staged, Routed])
+@pytest.mark.parametrize("how", TOGETHER)
+def test_gradients_that_leave_as_they_are_made_leave_alone_the_same(how: str, model: Callable[[], nn.Module]) -> None:
+    """Outside virtual time they go to a table's servers during the backward pass."""
+    found = fit(model, adam, TOGETHER[how], cluster=tw.Local(workers=2, processes=False))
+    assert differ(found, plain(model, adam)) < TOLERANCE
+
+
 EVERY: list[Strategy] = [
     tw.Synchronous(), tw.SparkNet(period=2), tw.DiLoCo(period=2), tw.EASGD(period=2), tw.EASGD(period=2, momentum=0.5),
     tw.DeepSpark(period=2), tw.MPCA(), tw.MPCA(form="gradient"), tw.ParameterTable(), tw.Relay(), tw.Relay(bits=2),

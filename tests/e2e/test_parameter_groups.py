@@ -218,6 +218,11 @@ def test_one_that_keeps_other_numbers_is_refused_with_a_table_before_a_worker_st
         fit(lambda p: torch.optim.NAdam(p, lr=0.01), tw.ParameterTable())
 
 
+@pytest.mark.parametrize("optimizer", [torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax, torch.optim.Rprop])
+def test_an_optimizer_that_steps_each_number_alone_may_keep_what_it_wants_in_a_group(optimizer: Factory) -> None:
+    assert differ(fit(optimizer, tw.Synchronous(), 2), plain(optimizer)) < 10 * TOLERANCE
+
+
 def cycle(optimizer: torch.optim.Optimizer) -> Any:
     return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=STEPS + 1)
 
@@ -240,6 +245,15 @@ def test_a_norm_is_clipped_over_all_parts_of_the_mean_gradient(how: str) -> None
     found = fit(by_place, strategy, size, clip_norm=0.05)
     assert differ(found, plain(by_place, clip_norm=0.05)) < TOLERANCE
     assert differ(found, plain(by_place)) > 100 * TOLERANCE
+
+
+def test_a_solver_that_clips_a_norm_over_all_tensors_is_refused_where_workers_hold_some_of_them() -> None:
+    from thinwire.caffe.solver import Settings, SolverFactory
+
+    solver = SolverFactory(Settings(base_lr=0.1, clip_gradients=0.05))
+    for placement in (tw.Planned(group_size=2), tw.Pipeline(group_size=2)):
+        with pytest.raises(ConfigError, match=r"CaffeSolver steps .* together, and .* spreads it over workers"):
+            fit(solver, tw.Synchronous(), cluster=tw.Local(workers=2), placement=placement)
 
 
 @pytest.mark.parametrize("workers", [2, 4])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -37,9 +38,6 @@ class FlatOptimizer:
         factory: makes the optimizer from parameters.
         made: what the factory made of these parameters; None gives every number the settings of a single parameter.
         parameters: where each parameter lies.
-
-    Raises:
-        ConfigError: The optimizer keeps something else than a count of its steps and tensors as long as a parameter.
     """
 
     def __init__(
@@ -56,9 +54,20 @@ class FlatOptimizer:
             next((dict(self._made.state[p]) for p in group["params"] if p in self._made.state), {}) for group in held
         ]
         """What some optimizers keep of a parameter before its first step."""
-        self._slots_of = [self._slots(number) for number in range(len(held))]
-        self.names = tuple(dict.fromkeys(name for slots in self._slots_of for name in slots))
-        """The tensors that the optimizer keeps beside a parameter, each as long as the parameter."""
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The tensors that the optimizer keeps beside a parameter, each as long as the parameter.
+
+        Raises:
+            ConfigError: It keeps something else beside a parameter than those and a count of its steps.
+        """
+        return tuple(dict.fromkeys(name for slots in self._slots_of for name in slots))
+
+    @cached_property
+    def _slots_of(self) -> list[tuple[str, ...]]:
+        """Those of each group."""
+        return [self._slots(number) for number in range(len(self._made.param_groups))]
 
     def __call__(self, parameters: Any) -> torch.optim.Optimizer:
         return self.factory(parameters)
@@ -137,26 +146,41 @@ class FlatOptimizer:
             generator = torch.Generator().manual_seed(group)
             start = torch.randn(4, 3, generator=generator)
             gradients = torch.randn(3, 4, 3, generator=generator) * 100  # more than anybody would clip to
-            together = self._stepped(group, start, list(gradients))
-            alone = [
-                self._stepped(group, value.reshape(1), [g.flatten()[i : i + 1] for g in gradients])
-                for i, value in enumerate(start.flatten())
+            whole = self._stepped(group, [start], gradients[:, None])
+            numbers = start.flatten()[:, None]
+            each = [
+                self._stepped(group, [x], g[:, None])
+                for x, g in zip(numbers, gradients.view(3, -1, 1).unbind(1), strict=True)
             ]
-            if not torch.allclose(together.flatten(), torch.cat(alone), rtol=1e-5, atol=1e-6):
+            if not torch.allclose(whole, torch.cat(each), rtol=1e-5, atol=1e-6):
                 return False
         return True
 
-    def _stepped(self, group: int, start: Tensor, gradients: Sequence[Tensor]) -> Tensor:
-        """A parameter after a step for each gradient; not a number where the optimizer cannot step."""
-        parameter = nn.Parameter(start.clone())
-        optimizer = self._rule(group, [parameter])
+    @property
+    def is_tensorwise(self) -> bool:
+        """Whether each tensor takes the step that it would take alone."""
+        for group in range(len(self._made.param_groups)):
+            generator = torch.Generator().manual_seed(group)
+            start = torch.randn(2, 4, 3, generator=generator)
+            gradients = torch.randn(3, 2, 4, 3, generator=generator) * 100
+            both = self._stepped(group, list(start), gradients)
+            each = [self._stepped(group, [start[i]], gradients[:, i : i + 1]) for i in (0, 1)]
+            if not torch.allclose(both, torch.cat(each), rtol=1e-5, atol=1e-6, equal_nan=True):
+                return False
+        return True
+
+    def _stepped(self, group: int, start: Sequence[Tensor], gradients: Tensor) -> Tensor:
+        """Parameters' numbers after steps with gradients of each; none is a number where the optimizer cannot step."""
+        parameters = [nn.Parameter(values.clone()) for values in start]
+        optimizer = self._rule(group, parameters)
         try:
-            for gradient in gradients:
-                parameter.grad = gradient.clone()
+            for step in gradients:
+                for parameter, gradient in zip(parameters, step, strict=True):
+                    parameter.grad = gradient.clone()
                 optimizer.step()
         except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
-            return torch.full_like(start, torch.nan)
-        return parameter.detach()
+            return torch.full((sum(values.numel() for values in start),), torch.nan)
+        return torch.cat([parameter.detach().flatten() for parameter in parameters])
 
     def _rule(self, group: int, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """An optimizer of a group's settings for other parameters, computing in the plainest way."""

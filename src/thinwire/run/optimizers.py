@@ -33,8 +33,7 @@ def refuse_optimizer(
             "other: servers step the mean gradient piece by piece, and none of them knows its norm; use "
             "tw.Synchronous(), which comes to the same parameters, or consistency='eventual' with groups='each'"
         )
-    parts = placement.group_size > 1 and not isinstance(placement, Pipeline)
-    if not (table or parts):
+    if not table and placement.group_size == 1:
         return
     factory = (table and table.optimizer) or spec.optimizer
     parameters = _parameters(model, spec.seed)
@@ -44,11 +43,15 @@ def refuse_optimizer(
     if needs_closure(made):
         return
     rule = FlatOptimizer(factory, made)
-    where = f"{name_of(strategy)} steps the model in pieces" if table else f"{placement!r} spreads tensors over workers"
-    if not rule.is_elementwise:
+    if table:
+        _ = rule.names  # refuses an optimizer that keeps what cannot be cut
+    pipeline = isinstance(placement, Pipeline) and not table
+    if not (rule.is_tensorwise if pipeline else rule.is_elementwise):
+        units = ("tensors", "tensor") if pipeline else ("the numbers of a tensor", "number")
+        where = f"{name_of(strategy)} steps the model in pieces" if table else f"{placement!r} spreads it over workers"
         raise ConfigError(
-            f"train.optimizer {type(made).__name__} steps the numbers of a tensor together, and {where}; use an "
-            f"optimizer that steps each number alone, such as {ELEMENTWISE}, or tw.Synchronous() with whole replicas"
+            f"train.optimizer {type(made).__name__} steps {units[0]} together, and {where}; use an optimizer that "
+            f"steps each {units[1]} alone, such as {ELEMENTWISE}, or tw.Synchronous() with whole replicas"
         )
     if table and factory is spec.optimizer and spec.scheduler is not None:
         _refuse_cycles(spec.scheduler(made), name_of(strategy))

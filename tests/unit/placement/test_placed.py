@@ -49,10 +49,19 @@ class Preferred(Layered):
         return [next((way for way in wanted if way in each), each[0]) for each in options]
 
 
-def spec(weighted: bool) -> TrainSpec:
-    def optimizer(parameters: Any) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+def optimizer(parameters: Any) -> torch.optim.Optimizer:
+    """Settings by number of dimensions in the first half, and others in the second."""
+    held = list(parameters)
+    half = len(held) // 2
+    groups = [
+        {"params": [p for p in held[:half] if p.dim() > 1], "weight_decay": 0.1},
+        {"params": [p for p in held[:half] if p.dim() == 1], "lr": 0.3, "momentum": 0.5},
+        {"params": held[half:]},
+    ]
+    return torch.optim.SGD([g for g in groups if g["params"]], lr=0.1, momentum=0.9)
 
+
+def spec(weighted: bool) -> TrainSpec:
     return TrainSpec(loss="cross_entropy", optimizer=optimizer, seed=SEED, clip_norm=CLIP, device="cpu")
 
 
@@ -81,7 +90,7 @@ def alone(name: str, count: int, weighted: bool) -> tuple[list[float], dict[str,
     rows = rows_for(name, count, weighted=weighted)
     torch.manual_seed(SEED)
     module = NETWORKS[name][0]()
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    stepping = optimizer(module.parameters())
 
     def loss() -> torch.Tensor:
         each = nn.functional.cross_entropy(module(*rows.inputs), rows.label, reduction="none")
@@ -89,11 +98,11 @@ def alone(name: str, count: int, weighted: bool) -> tuple[list[float], dict[str,
 
     losses = []
     for _ in range(STEPS):
-        optimizer.zero_grad()
+        stepping.zero_grad()
         value = loss()
         value.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(module.parameters(), CLIP)
-        optimizer.step()
+        stepping.step()
         losses.append(value.item())
     return losses, module.state_dict(), loss().item()
 
