@@ -61,7 +61,11 @@ def optimizer(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD([g for g in groups if g["params"]], lr=0.1, momentum=0.9)
 
 
-def spec(weighted: bool) -> TrainSpec:
+def momentum(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def spec(optimizer: Any = optimizer) -> TrainSpec:
     return TrainSpec(loss="cross_entropy", optimizer=optimizer, seed=SEED, clip_norm=CLIP, device="cpu")
 
 
@@ -74,7 +78,7 @@ def trained(crew: Crew, name: str, ways: tuple[str, ...], sizes: tuple[int, ...]
         placement: Placement = Preferred(group_size=crew.size, way=way)
         if way == "pipeline":
             placement = Pipeline(group_size=crew.size, microbatches=2)
-        part = part_of(placement, NETWORKS[name][0], spec(weighted), crew.part, crew=crew,
+        part = part_of(placement, NETWORKS[name][0], spec(), crew.part, crew=crew,
                        examples=list(batch.inputs), rows=max(sizes))  # fmt: skip
         part.stand_in(batch)
         losses = []
@@ -148,15 +152,17 @@ def busy(crew: Crew, way: str) -> tuple[float, int]:
     torch.set_num_threads(1)
     rows = networks.Rows((torch.randn(4, 1024),), torch.randint(0, 1024, (4,)))
     few: Any = functools.partial(part_of, Preferred(group_size=crew.size, way=way), lambda: nn.Linear(1024, 1024))
-    few(spec(False), 0, crew=crew, examples=list(rows.inputs), rows=4)  # what is loaded for it counts as there before
+    few(
+        spec(momentum), 0, crew=crew, examples=list(rows.inputs), rows=4
+    )  # what is loaded for it counts as there before
     before = _memory("VmRSS")
     if crew.size == 1:
         from thinwire.replicas import TorchReplica
 
-        part: Any = TorchReplica(network, spec(False), 0)
+        part: Any = TorchReplica(network, spec(momentum), 0)
     else:
         placement = Preferred(group_size=crew.size, way=way)
-        part = part_of(placement, network, spec(False), 0, crew=crew, examples=list(rows.inputs), rows=4)
+        part = part_of(placement, network, spec(momentum), 0, crew=crew, examples=list(rows.inputs), rows=4)
     for _ in range(3):
         part.gradient(rows)
         part.update()
