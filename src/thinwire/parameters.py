@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
@@ -100,10 +100,19 @@ class FlatParameters:
             else:
                 view.copy_(parameter.grad)
 
-    def scatter_gradients(self, gradient: Tensor) -> None:
-        """Makes slices of the flat `gradient` the parameters' gradients."""
-        for parameter, view in zip(self.tensors, self.views(gradient), strict=True):
-            if parameter.grad is None:
+    def absent(self) -> list[int]:
+        """The parameters, by number, that have no gradient."""
+        return [number for number, parameter in enumerate(self.tensors) if parameter.grad is None]
+
+    def scatter_gradients(self, gradient: Tensor, absent: Collection[int] = ()) -> None:
+        """Makes slices of the flat `gradient` the parameters' gradients; those that are absent, by number, have none.
+
+        An optimizer leaves a parameter without a gradient alone: neither momentum nor weight decay moves it.
+        """
+        for number, (parameter, view) in enumerate(zip(self.tensors, self.views(gradient), strict=True)):
+            if number in absent:
+                parameter.grad = None
+            elif parameter.grad is None:
                 parameter.grad = view.clone()
             else:
                 parameter.grad.copy_(view)

@@ -313,7 +313,8 @@ def _worker_seeds() -> list[bytes]:
 
 
 TUPLE = 100
-UPDATE = {"t": "update", "g": 1, "a": 0, "k": 0, "n": 0, "w": 1.0, "rate": 0.1}
+UPDATE = {"t": "update", "g": 1, "a": 0, "k": 0, "n": 0, "w": 1.0, "rates": [0.1], "absent": [0]}
+UPDATE |= {"over": False}
 SAID: tuple[dict[str, Any], ...] = (
     UPDATE,
     {"t": "get", "g": 1, "a": 0, "k": 0},

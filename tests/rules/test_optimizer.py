@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from thinwire.errors import ConfigError
-from thinwire.rules.optimizer import slots, step
+from thinwire.parameters import FlatParameters, Fragment
+from thinwire.rules.optimizer import FlatOptimizer, Span
 
 OPTIMIZERS: dict[str, Any] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -32,9 +33,9 @@ def test_it_takes_the_steps_that_the_optimizer_takes(name: str, pieces: int) -> 
     start = torch.randn(SIZE, generator=generator)
     plain = nn.Parameter(start.clone())
     optimizer = factory([plain])
-    names = slots(factory)
+    rule = FlatOptimizer(factory)
     models = list(start.chunk(pieces))
-    states = [[torch.zeros_like(m) for _ in names] for m in models]
+    states = [[torch.zeros_like(m) for _ in rule.names] for m in models]
     for steps in range(STEPS):
         gradient = torch.randn(SIZE, generator=generator)
         rate = 0.05 / (1 + steps)
@@ -42,18 +43,78 @@ def test_it_takes_the_steps_that_the_optimizer_takes(name: str, pieces: int) -> 
         optimizer.param_groups[0]["lr"] = rate
         optimizer.step()
         for index, part in enumerate(gradient.chunk(pieces)):
-            models[index], states[index] = step(factory, names, models[index], states[index], part, steps, rate)
+            models[index], states[index] = rule.step(models[index], states[index], part, steps, rate=rate)
         assert torch.allclose(torch.cat(models), plain, rtol=1e-6, atol=1e-7)
 
 
 def test_its_arguments_stay_as_they_were() -> None:
     factory = OPTIMIZERS["momentum"]
     model, state, gradient = torch.ones(5), [torch.ones(5)], torch.ones(5)
-    step(factory, slots(factory), model, state, gradient, 3, None)
+    FlatOptimizer(factory).step(model, state, gradient, 3)
     assert all(torch.equal(v, torch.ones(5)) for v in (model, *state, gradient))
 
 
 @pytest.mark.parametrize(("name", "keeps"), [("NAdam", "mu_product"), ("ASGD", "eta")])
 def test_one_that_keeps_other_numbers_is_refused(name: str, keeps: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} keeps '{keeps}'"):
-        slots(lambda p: getattr(torch.optim, name)(p))
+        _ = FlatOptimizer(lambda p: getattr(torch.optim, name)(p)).names
+
+
+def flat(*sizes: int) -> FlatParameters:
+    return FlatParameters(nn.ParameterList([nn.Parameter(torch.ones(size)) for size in sizes]))
+
+
+def test_spans_are_as_long_as_groups_absences_and_counts_let_them_be() -> None:
+    parameters = flat(16, 16, 16, 16)
+    first, second, third, last = parameters.tensors
+
+    def factory(_: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD([{"params": [first, second]}, {"params": [last], "lr": 0.2}], lr=0.1)
+
+    rule = FlatOptimizer(factory, factory(None), parameters)
+    assert third is parameters.tensors[2], "which the optimizer does not hold"
+    assert rule.spans(Fragment(0, 64)) == [Span(Fragment(0, 32), 0, 0), Span(Fragment(48, 64), 1, 0)]
+    assert rule.spans(Fragment(8, 50)) == [Span(Fragment(8, 32), 0, 0), Span(Fragment(48, 50), 1, 0)]
+    assert rule.spans(Fragment(0, 64), {1, 3}) == [Span(Fragment(0, 16), 0, 0)]
+    assert rule.spans(Fragment(0, 32), (), {1: 2}) == [Span(Fragment(0, 16), 0, 0), Span(Fragment(16, 32), 0, 2)]
+
+
+def test_a_span_takes_the_settings_of_its_group() -> None:
+    parameters = flat(16, 16)
+
+    def factory(held: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD([{"params": held[:1], "momentum": 0.9}, {"params": held[1:]}], lr=0.5)
+
+    rule = FlatOptimizer(factory, factory(list(parameters.tensors)), parameters)
+    assert rule.names == ("momentum_buffer",)
+    ones, buffer = torch.ones(2), torch.full((2,), 4.0)
+    model, (moved,) = rule.step(ones, [buffer], ones, 1, group=0)
+    assert torch.allclose(torch.stack([model, moved]), torch.tensor([[1 - 0.5 * 4.6] * 2, [4.6] * 2]))
+    model, (kept,) = rule.step(ones, [buffer], ones, 1, group=1, rate=0.25)
+    assert (model.tolist(), kept.tolist()) == ([0.75] * 2, [4.0] * 2)
+
+
+def _normalised() -> Any:
+    class Normalised(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            held = [p for group in self.param_groups for p in group["params"]]
+            norm = torch.stack([p.grad.norm() for p in held]).norm()
+            for parameter in held:
+                parameter.grad = parameter.grad / norm
+            return super().step(closure)
+
+    return Normalised
+
+
+@pytest.mark.parametrize(
+    ("factory", "elementwise", "tensorwise"),
+    [
+        *((factory, True, True) for factory in OPTIMIZERS.values()),
+        (lambda p: torch.optim.NAdam(p), True, True),
+        (lambda p: torch.optim.Adafactor(p), False, True),
+        (lambda p: _normalised()(p, lr=0.1), False, False),
+    ],
+)
+def test_what_an_optimizer_looks_at_together_is_known(factory: Any, elementwise: bool, tensorwise: bool) -> None:
+    rule = FlatOptimizer(factory)
+    assert (rule.is_elementwise, rule.is_tensorwise) == (elementwise, tensorwise)

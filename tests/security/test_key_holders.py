@@ -119,7 +119,7 @@ TRUE: dict[str, dict[str, Any]] = {
     "open": {"r": "train:0", "s": [0, 8], "k": "float32", "c": 0},
     "want": {},
     "state": {"i": 0, "n": 1, "d": 1},
-    "update": {"k": 0, "n": 0, "w": 1.0, "rate": None, "over": False},
+    "update": {"k": 0, "n": 0, "w": 1.0, "rates": [0.1], "absent": [1], "over": False},
     "reply": {"k": 0, "n": 0, "v": 1, "to": 0, "e": False},
     "get": {"k": 0},
     "value": {"k": 0},

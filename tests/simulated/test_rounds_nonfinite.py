@@ -125,8 +125,8 @@ def test_a_server_leaves_an_update_out_that_is_not_finite_and_answers_it(tables:
     member = stage.peers[0].member
     lie = torch.full((PLACES,), float("inf")).numpy().tobytes()
     key = min(member.server.books)
-    header = {"t": "update", "g": member._rounds.generation, "a": 0, "k": key, "n": 0, "w": 1.0, "rate": None}
-    header |= {"over": False}
+    header = {"t": "update", "g": member._rounds.generation, "a": 0, "k": key, "n": 0, "w": 1.0, "rates": []}
+    header |= {"absent": [], "over": False}
     member._link.ready.append(Message(1, header, memoryview(bytearray(lie))))
     stage.turn(0)
     assert torch.equal(stage.table(), torch.zeros(TUPLES, PLACES))

@@ -32,7 +32,7 @@ KINDS = [
     "what",
 ]
 VALUES: list[Any] = [None, -1, 0, 3, 10**12, 2.5, "x", [], [1], [1, 2], [10**9, 10**9], {}, {"rows": "many"}, True]
-FIELDS = ["k", "n", "w", "p", "v", "d", "e", "to", "whole", "rate", "a", "g"]
+FIELDS = ["k", "n", "w", "p", "v", "d", "e", "to", "whole", "rates", "absent", "a", "g"]
 PAYLOADS = [None, b"", b"abc", bytes(4 * PLACES), bytes(4 * PLACES + 4), encode({"state": []}), encode([1, 2])]
 
 
@@ -104,7 +104,7 @@ def test_whatever_comes_the_exchange_goes_on(tables: Callable[..., Tables], seed
 def test_an_update_that_does_not_fit_is_refused(tables: Callable[..., Tables], change: Any, payload: Any) -> None:
     stage = tables(0)
     member = stage.peers[0].member
-    header = {"t": "update", "g": member._rounds.generation, "a": 0, "k": 0, "n": 0, "w": 1.0, "rate": None} | change
+    header = {"t": "update", "g": member._rounds.generation, "a": 0, "k": 0, "n": 0, "w": 1.0, "rates": None} | change
     message = Message(1, header, None if payload is None else memoryview(bytearray(payload)))
     member._link.ready.append(message)
     stage.turn(0)

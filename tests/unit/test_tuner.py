@@ -11,6 +11,7 @@ import pytest
 from thinwire.exchange.cuts import Cut, Cuts
 from thinwire.rules.period import Link
 from thinwire.strategies import Auto, Measured, Relay, Setting, SparkNet
+from thinwire.worker.shares import Shares
 from thinwire.worker.tuner import Tuner
 
 
@@ -86,7 +87,7 @@ class Loop:
             lead=True,
             members=range(4),
             strategy=strategy,
-            shares={},
+            shares=Shares(),
             joint=SimpleNamespace(cuts=self.cuts, size=size),
             meter=SimpleNamespace(steps=0, step_s=step_s, handling_s=0.0),
             guard=SimpleNamespace(verdict=""),

@@ -75,6 +75,8 @@ class JointState:
         self.landed = 0
         self.version = 0
         """Updates that servers had merged when a checkpoint was made."""
+        self.behind: dict[int, int] = {}
+        """By parameter, in how many of them it took no step."""
         self.state, _ = strategy.open(x)
         first = strategy.setting(Measured(self.size, workers, 0, None, None), None)
         self.cuts = Cuts(Cut(self.size, first))
@@ -170,12 +172,15 @@ class JointState:
         """Everything a worker that joins, or a checkpoint, needs of the joint state; a copy."""
         with self.lock:
             values = [v.clone() if isinstance(v, Tensor) else v for v in self.state]
-            return {"landed": self.landed, "version": self.version, "state": values, "cuts": self.cuts.to_json()}
+            behind = {str(number): versions for number, versions in self.behind.items()}
+            told = {"landed": self.landed, "version": self.version, "behind": behind}
+            return {**told, "state": values, "cuts": self.cuts.to_json()}
 
     def load(self, tree: dict[str, Any]) -> None:
         """Takes a tree's values over; the tree keeps its own, which the main thread has yet to read."""
         fresh = [v.to(torch.float32, copy=True) if isinstance(v, Tensor) else v for v in tree["state"]]
         landed, version, cuts = int(tree["landed"]), int(tree.get("version", 0)), Cuts.from_json(tree["cuts"])
+        behind = {int(number): int(versions) for number, versions in tree.get("behind", {}).items()}
         with self.lock:  # all of it or nothing
             if not self._fits(fresh) or cuts.newest.size != self.size:
                 raise CheckpointError(
@@ -183,6 +188,7 @@ class JointState:
                     "same model and strategy does. Give all workers, and the run that goes on, the same recipe."
                 )
             self.state, self.landed, self.version, self.cuts = type(self.state)(*fresh), landed, version, cuts
+            self.behind = behind
             self.observe(StateLoaded())
 
     def _fits(self, fresh: list[Any]) -> bool:

@@ -157,7 +157,7 @@ class Member(ABC):
         """What has yet to be sent of a round counts for nothing: the step that makes it is not taken."""
         return
 
-    def feed(self, round: int, keys: list[int]) -> None:
+    def feed(self, round: int, keys: list[int], absent: frozenset[int]) -> None:
         """Sends tuples of a round whose values come one after the other; without tuples a round is launched whole."""
         return
 

@@ -17,6 +17,7 @@ _SETTING = form(
     momentum=maybe(is_number),
     pull=maybe(is_number),
     rate=maybe(is_number),
+    group=is_count,
     wait=is_truth,
     caution=is_count,
 )
@@ -31,6 +32,7 @@ def is_setting(value: Any) -> bool:
 _NOTE = form(
     {},
     rows=is_count,
+    absent=list_of(is_count),
     publish=is_count,
     evaluate=is_truth,
     save=maybe(is_count),

@@ -103,9 +103,9 @@ class Peer:
         """The pieces in which a contribution goes to servers."""
         return self.member.tuples
 
-    def feed(self, round: int, keys: list[int]) -> None:
-        """Tuples of a launched round whose values no longer change."""
-        self.member.command(lambda: self.member.feed(round, keys))
+    def feed(self, round: int, keys: list[int], absent: frozenset[int] = frozenset()) -> None:
+        """Tuples of a launched round whose values no longer change, and parameters that have no gradient in any."""
+        self.member.command(lambda: self.member.feed(round, keys, absent))
 
     def withhold(self, round: int) -> None:
         """What a launched round has yet to be fed counts for nothing."""

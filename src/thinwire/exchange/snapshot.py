@@ -1,8 +1,8 @@
 """A copy of a fragment that whoever comes first makes.
 
-A replica's vector rests while its gradient is computed. A round is launched at the start of that time: the exchange
+A round is launched between two steps, and a replica's vector rests while the next gradient is computed: the exchange
 thread copies the fragment meanwhile, and the stepping thread only if the other has not come to it before the vector
-moves on.
+moves on. A strategy that shifts the replica before its gradient moves it at once.
 """
 
 from __future__ import annotations

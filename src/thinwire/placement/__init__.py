@@ -10,7 +10,7 @@ from thinwire.placement.crew import Crew
 from thinwire.placement.kinds import Layered, Pipeline, Placement, Planned, TensorParallel, Whole
 from thinwire.placement.pipeline import StageReplica
 from thinwire.placement.portions import assembled
-from thinwire.placement.replica import GroupReplica, ShardedReplica
+from thinwire.placement.replica import GroupReplica, ShardedReplica, stand_in
 from thinwire.replicas import TrainSpec
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "assembled",
     "between_processes",
     "part_of",
+    "stand_in",
 ]
 
 

@@ -31,42 +31,53 @@ class Bucket:
         for parameter in self.parameters:
             self._offsets.append(total)
             total += parameter.numel()
-        first = self.parameters[0]
         self._borders = bounds(total, crew.size)
         self._widths = [b - a for a, b in zip(self._borders[:-1], self._borders[1:], strict=True)]
         self._full = torch.cat([p.detach().reshape(-1) for p in self.parameters])
         for parameter, offset in zip(self.parameters, self._offsets, strict=True):
             parameter.data = self._full[offset : offset + parameter.numel()].view(parameter.shape)
             parameter.register_post_accumulate_grad_hook(self._made)  # type: ignore[no-untyped-call]
-        self.own = nn.Parameter(self._full[self._span()].clone(), first.requires_grad)
+        self._had = [True] * len(self.parameters)
+        """Which of the parameters have a gradient; the same on all members, who go through the same network."""
+        self._pieces = self._owned()
+        self.own = [nn.Parameter(self._lies()[a:b].clone()) for _, a, b in self._pieces]
+        """The own share, parameter by parameter: an optimizer may treat each in a way of its own."""
         self._coming: Pending | None = None
         self._leaving: Pending | None = None
         self._missing = len(self.parameters)
 
-    def _span(self) -> slice:
-        return slice(self._borders[self._crew.part], self._borders[self._crew.part + 1])
+    def _lies(self) -> Tensor:
+        """Where the own share lies among the others."""
+        return self._full[self._borders[self._crew.part] : self._borders[self._crew.part + 1]]
 
-    def portions(self) -> list[tuple[Portion, slice]]:
-        """What of the whole network the own share is, piece by piece of it."""
+    def _owned(self) -> list[tuple[int, int, int]]:
+        """The pieces of the own share: of which parameter each is, and from where to where in the share."""
         start, stop = self._borders[self._crew.part], self._borders[self._crew.part + 1]
         found = []
-        for name, parameter, offset in zip(self.names, self.parameters, self._offsets, strict=True):
+        for index, (parameter, offset) in enumerate(zip(self.parameters, self._offsets, strict=True)):
             a, b = max(start, offset), min(stop, offset + parameter.numel())
             if a < b:
-                portion = Portion(name, tuple(parameter.shape), None, ((a - offset, b - offset),))
-                found.append((portion, slice(a - start, b - start)))
+                found.append((index, a - start, b - start))
+        return found
+
+    def portions(self) -> list[tuple[Portion, nn.Parameter]]:
+        """What of the whole network the own share is, piece by piece of it."""
+        start, found = self._borders[self._crew.part], []
+        for (index, a, b), own in zip(self._pieces, self.own, strict=True):
+            offset, shape = start - self._offsets[index], tuple(self.parameters[index].shape)
+            found.append((Portion(self.names[index], shape, None, ((a + offset, b + offset),)), own))
         return found
 
     # -- parameters -------------------------------------------------------------------------------------------------
 
     def spread(self) -> None:
         """Sends the own share to the others, and begins to receive theirs."""
-        self._missing = len(self.parameters)
+        self._missing, lies = len(self.parameters), self._lies()
+        for (_, a, b), own in zip(self._pieces, self.own, strict=True):
+            lies[a:b].copy_(own.data)
         if self._crew.size > 1:
-            shapes, lies = [[width] for width in self._widths], torch.split(self._full, self._widths)
-            self._coming = self._crew.start([self.own.data] * self._crew.size, shapes, lies)
-        else:
-            self._full.copy_(self.own.data)
+            shapes, into = [[width] for width in self._widths], torch.split(self._full, self._widths)
+            self._coming = self._crew.start([lies] * self._crew.size, shapes, into)
 
     def ready(self) -> None:
         """Waits for the others' shares."""
@@ -82,6 +93,7 @@ class Bucket:
             self._leave()
 
     def _leave(self) -> None:
+        self._had = [p.grad is not None for p in self.parameters]
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
         flat = torch.cat([g.reshape(-1) for g in grads])
         for parameter in self.parameters:
@@ -90,12 +102,14 @@ class Bucket:
         self._leaving = self._crew.start(list(torch.split(flat, self._widths)), [[width]] * self._crew.size)
 
     def settle(self) -> None:
-        """Waits for the own share's gradient; parameters that had no part in the loss count as zero."""
+        """Waits for the own share's gradient; parameters that had no part in the loss have none."""
         if self._leaving is None:
             self._leave()
         assert self._leaving is not None
         pending, self._leaving = self._leaving, None
-        self.own.grad = added(pending.wait())
+        total = added(pending.wait())
+        for (index, a, b), own in zip(self._pieces, self.own, strict=True):
+            own.grad = total[a:b] if self._had[index] else None
 
 
 def buckets(crew: Crew, named: Sequence[tuple[str, nn.Parameter]], size: int = BUCKET) -> list[Bucket]:

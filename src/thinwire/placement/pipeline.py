@@ -136,7 +136,7 @@ class StageReplica(GroupReplica):
         self._leaving = [_empty(shape, dtype, True) for shape, dtype in leaving]
         own = {p.name: t for p, t in built.copies if isinstance(t, nn.Parameter) and t.requires_grad}
         kept = {p.name: t for p, t in built.copies if not isinstance(t, nn.Parameter)}
-        self._equip(spec, worker, Part(own, kept))
+        self._equip(spec, worker, Part(own, kept), whole)
 
     @property
     def _last(self) -> bool:
@@ -257,10 +257,10 @@ class StageReplica(GroupReplica):
         own = [rows[self.crew.part], *full[1:]]
         return self.crew.hand(pieces, [own if part == last else [0] for part in range(self.crew.size)])[last]
 
-    def _portions(self) -> Iterator[tuple[Portion, str, slice | None]]:
+    def _portions(self) -> Iterator[tuple[Portion, str]]:
         for portion, tensor in self._built.copies:
             if not isinstance(tensor, nn.Parameter) or tensor.requires_grad:
-                yield portion, portion.name, None
+                yield portion, portion.name
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, trained: bool) -> Tensor:

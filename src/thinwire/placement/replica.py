@@ -19,8 +19,12 @@ from thinwire.placement.deferred import frugal, network_of
 from thinwire.placement.kinds import Layered
 from thinwire.placement.portions import Portion
 from thinwire.planning.graph import graph_on
-from thinwire.replicas.torch import TorchReplica, TrainSpec, resolve_device
+from thinwire.replicas.objectives import OptimizerFactory
+from thinwire.replicas.torch import TorchReplica, TrainSpec, optimizer_of, resolve_device
+from thinwire.rules.optimizer import seated
 
+PIECE = "piece of "
+"""What is put before the name of a parameter of which a member steps a piece only."""
 ROWS, WEIGHT = 0, 1
 """Where in what members tell each other their rows and the rows' weight are."""
 
@@ -45,17 +49,55 @@ class Part(nn.Module):
         return {**self._own, **self._kept}
 
 
+class PartOptimizer:
+    """Makes optimizers of a member's part that do what they would do with the whole network."""
+
+    def __init__(self, whole: nn.Module, part: Part) -> None:
+        self._part = part
+        self._stand_ins = {id(p): stand_in(p) for p in whole.parameters()}
+        self._named = {name: self._stand_ins[id(p)] for name, p in whole.named_parameters(remove_duplicate=False)}
+
+    def made_by(self, factory: OptimizerFactory, device: torch.device) -> torch.optim.Optimizer:
+        """What a factory makes of the whole network's parameters, for those that are here.
+
+        The factory sees the network's parameters in their order, with their shapes: it may tell them apart by both.
+        """
+        made = optimizer_of(factory, list(self._stand_ins.values()), device)
+        of = {id(p): number for number, group in enumerate(made.param_groups) for p in group["params"]}
+        if len(made.param_groups) == 1 and all(id(p) in of for p in self._stand_ins.values()):
+            return optimizer_of(factory, list(self._part.parameters()), device)
+        groups: list[list[nn.Parameter]] = [[] for _ in made.param_groups]
+        for name, parameter in self._part.named_parameters():
+            number = of.get(id(self._named[name.removeprefix(PIECE)]))
+            if number is not None:
+                groups[number].append(parameter)
+        first: list[Any] = [
+            next((made.state[p] for p in g["params"] if p in made.state), {}) for g in made.param_groups
+        ]
+        return seated(made, list(zip(made.param_groups, groups, first, strict=True)))
+
+
+def stand_in(parameter: nn.Parameter) -> nn.Parameter:
+    """A parameter of the same shape and with the same attributes that takes no memory."""
+    found = nn.Parameter(torch.zeros((), dtype=parameter.dtype).expand(parameter.shape), parameter.requires_grad)
+    vars(found).update(vars(parameter))
+    return found
+
+
 class GroupReplica(TorchReplica, ABC):
     """What all parts have in common: steps that members take together."""
 
     crew: Crew
 
-    def _equip(self, spec: TrainSpec, worker: int, part: Part) -> None:
-        self._part = part
+    def _equip(self, spec: TrainSpec, worker: int, part: Part, whole: nn.Module) -> None:
+        self._part, self._model = part, PartOptimizer(whole, part)
         self._outfit(spec, part, worker)
         self._share = 1.0
         self._met = False
         self.spare: Any = None
+
+    def optimizer_by(self, factory: OptimizerFactory) -> torch.optim.Optimizer:
+        return self._model.made_by(factory, self.device)
 
     def stand_in(self, batch: Any) -> None:
         """Rows to go through the motions with when the own ones are done."""
@@ -157,11 +199,10 @@ class GroupReplica(TorchReplica, ABC):
         """This member's part of the whole state_dict: portions, and a tensor for each."""
         named = self.parameters.named(model)
         portions, tensors = [], []
-        for portion, name, span in self._portions():
+        for portion, name in self._portions():
             value = named.get(name)  # these are views: a copy of a part may be more than there is memory for
             if value is None:
                 value = buffers.get(name, self._part.state_dict()[name]).clone()
-            value = value.reshape(-1)[span] if span is not None else value
             portions.append(portion.to_json())
             tensors.append(value.detach().cpu())
         return {"portions": portions, "tensors": tensors}
@@ -174,8 +215,8 @@ class GroupReplica(TorchReplica, ABC):
         ]
 
     @abstractmethod
-    def _portions(self) -> Iterator[tuple[Portion, str, slice | None]]:
-        """What of the whole network is where: a portion, the name of the tensor here, and which of its numbers."""
+    def _portions(self) -> Iterator[tuple[Portion, str]]:
+        """What of the whole network is where: a portion, and the name of the tensor here."""
 
 
 class ShardedReplica(GroupReplica):
@@ -216,9 +257,9 @@ class ShardedReplica(GroupReplica):
         copies = [(p.name, t) for p, t in self._parts.copies if isinstance(t, nn.Parameter) and t.requires_grad]
         self._buckets = buckets(crew, copies)
         own = {p.name: t for p, t in self._parts.shares if isinstance(t, nn.Parameter) and t.requires_grad}
-        own |= {f"bucket:{number}": bucket.own for number, bucket in enumerate(self._buckets)}
+        own |= {f"{PIECE}{p.name}": t for bucket in self._buckets for p, t in bucket.portions()}
         kept = {p.name: t for p, t in (*self._parts.shares, *self._parts.copies) if not isinstance(t, nn.Parameter)}
-        self._equip(spec, worker, Part(own, kept))
+        self._equip(spec, worker, Part(own, kept), whole)
 
     def _wait_for_parameters(self) -> None:
         """Each layer waits for the buckets that its own parameters are in, when it is called."""
@@ -264,15 +305,15 @@ class ShardedReplica(GroupReplica):
             bucket.ready()
         return output
 
-    def _portions(self) -> Iterator[tuple[Portion, str, slice | None]]:
+    def _portions(self) -> Iterator[tuple[Portion, str]]:
         for portion, tensor in self._parts.shares:
             if isinstance(tensor, nn.Parameter) and not tensor.requires_grad:
                 continue
-            yield portion, portion.name, None
-        for number, bucket in enumerate(self._buckets):
-            for portion, span in bucket.portions():
-                yield portion, f"bucket:{number}", span
+            yield portion, portion.name
+        for bucket in self._buckets:
+            for portion, _ in bucket.portions():
+                yield portion, f"{PIECE}{portion.name}"
         if self.crew.part == 0:
             for portion, tensor in self._parts.copies:
                 if not isinstance(tensor, nn.Parameter):
-                    yield portion, portion.name, None
+                    yield portion, portion.name

@@ -566,7 +566,10 @@ class Update:
     key: Key
     number: Annotated[int, Field("n", is_count)]
     weight: Weight
-    rate: Annotated[float | None, Field("rate", maybe(is_real))]
+    rates: Annotated[tuple[float, ...], Field("rates", list_of(is_real), tuple, list)]
+    """The sender's learning rates, by the groups of its optimizer; none where servers have their own."""
+    absent: Annotated[tuple[int, ...], Field("absent", list_of(is_count), tuple, list)]
+    """The numbers of the parameters of which it has no gradient."""
     over: Annotated[bool, Field("over", is_truth)]
     """Whether nobody knows if an earlier line of the table had it: it counts for nothing."""
 

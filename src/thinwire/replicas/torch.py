@@ -113,10 +113,9 @@ class TorchReplica:
         """Lays out a module's parameters, and makes what steps them."""
         self.spec = spec
         self.parameters = FlatParameters(trained)
+        self._frozen = [(name, p) for name, p in trained.named_parameters() if not p.requires_grad]
         self.buffers = Buffers(trained)
-        self.optimizer = spec.optimizer(trained.parameters())
-        if not isinstance(self.optimizer, torch.optim.Optimizer):
-            raise ConfigError(f"train.optimizer gave {type(self.optimizer).__name__}; it must return a torch optimizer")
+        self.optimizer = self.optimizer_by(spec.optimizer)
         self._asked_for = _settings(self.optimizer)
         self.scheduler = spec.scheduler(self.optimizer) if spec.scheduler else None
         self._plateau = isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
@@ -133,6 +132,14 @@ class TorchReplica:
     def vector(self) -> Tensor:
         return self.parameters.vector
 
+    def optimizer_by(self, factory: OptimizerFactory) -> torch.optim.Optimizer:
+        """What a factory makes of this replica's parameters.
+
+        Raises:
+            ConfigError: It is no optimizer, or one of other parameters.
+        """
+        return optimizer_of(factory, list(self.module.parameters()), self.device)
+
     # -- stepping ---------------------------------------------------------------------------------------------------
 
     def gradient(self, batch: Any) -> float:
@@ -142,6 +149,7 @@ class TorchReplica:
         self._memory["steps"] = self.steps
         with self.autocast():
             loss, shown = self.spec.algorithm.loss(self.module, batch, self.objective, self._memory)
+        self._refuse_thawed()
         if self.searches:
             self._batch = batch
         if self.device.type != "cpu":
@@ -151,6 +159,16 @@ class TorchReplica:
         if math.isfinite(value):  # gradients may be on their way as soon as they are made
             self.backward(loss)
         return value
+
+    def _refuse_thawed(self) -> None:
+        """Refuses a parameter that begins to learn in the middle of a run: workers do not exchange it."""
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise ConfigError(
+                    f"parameter {name!r} began to require a gradient after {self.steps} steps; workers exchange those "
+                    "that require one when the run begins: let it require one from the start, and set requires_grad to "
+                    "False for as long as it is to stay"
+                )
 
     def backward(self, loss: Tensor) -> None:
         """Makes the gradients of a loss; whoever watches them hears of each."""
@@ -187,9 +205,9 @@ class TorchReplica:
             self._move_on()
 
     @property
-    def rate(self) -> float:
-        """The learning rate of now."""
-        return float(self.optimizer.param_groups[0]["lr"])
+    def rates(self) -> list[float]:
+        """The learning rates of now, by the optimizer's groups."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def _move_on(self) -> None:
         assert self.scheduler is not None
@@ -406,6 +424,26 @@ class TorchReplica:
         np.random.set_state(tuple(state["numpy"]))
         if self.device.type == "cuda" and "cuda" in state:
             torch.cuda.set_rng_state(state["cuda"], self.device)
+
+
+def optimizer_of(
+    factory: OptimizerFactory, parameters: list[nn.Parameter], device: torch.device
+) -> torch.optim.Optimizer:
+    """What a factory makes of a module's parameters, on their device."""
+    made = factory(iter(parameters))
+    if not isinstance(made, torch.optim.Optimizer):
+        raise ConfigError(f"train.optimizer gave {type(made).__name__}; it must return a torch optimizer")
+    known = {id(p) for p in parameters}
+    strange = sum(id(p) not in known for group in made.param_groups for p in group["params"])
+    if strange:
+        raise ConfigError(
+            f"train.optimizer holds {strange} parameters that are not the model's; every worker trains a model of its "
+            "own: make the optimizer from the parameters that the function is given"
+        )
+    for group in made.param_groups:
+        if device.type == "cpu" and group.get("capturable"):
+            group["capturable"] = False  # for CUDA graphs, and torch refuses to step on a CPU with it
+    return made
 
 
 def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -2,88 +2,231 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from thinwire.errors import ConfigError
+from thinwire.parameters import FlatParameters, Fragment
 
 Factory = Callable[[Any], torch.optim.Optimizer]
 STEP = "step"
-_own = threading.local()
+WAYS = ("foreach", "fused", "capturable", "differentiable")
+"""Settings that say how an optimizer computes, and not what."""
+NO_GROUP = -1
+"""In place of a group's number: the optimizer does not hold these parameters."""
 
 
-def slots(factory: Factory) -> tuple[str, ...]:
-    """The names of the tensors that an optimizer keeps beside a parameter, each as long as the parameter.
+class Span(NamedTuple):
+    """A stretch of the flat vector whose parameters take one step together."""
 
-    >>> slots(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
-    ('momentum_buffer',)
-    >>> slots(lambda p: torch.optim.Adam(p))
-    ('exp_avg', 'exp_avg_sq')
+    fragment: Fragment
+    group: int
+    behind: int
+    """How many updates these parameters had no gradient in."""
 
-    An optimizer that keeps another number than a count of its steps is refused: its state cannot be cut into tuples.
+
+class FlatOptimizer:
+    """An optimizer whose parameters lie in one flat vector, as a rule for any piece of that vector.
+
+    Args:
+        factory: makes the optimizer from parameters.
+        made: what the factory made of these parameters; None gives every number the settings of a single parameter.
+        parameters: where each parameter lies.
     """
-    probe = nn.Parameter(torch.ones(3))
-    optimizer = factory([probe])
-    probe.grad = torch.ones(3)
-    optimizer.step()
-    found = []
-    for name, value in optimizer.state[probe].items():
-        if isinstance(value, Tensor) and value.shape == probe.shape:
-            found.append(name)
-        elif name != STEP and value is not None:
-            raise ConfigError(
-                f"{type(optimizer).__name__} keeps {name!r}, which is no tensor as long as its parameter; at table "
-                "servers use an optimizer such as SGD, Adam, AdamW, Adagrad or RMSprop"
-            )
-    return tuple(found)
+
+    def __init__(
+        self, factory: Factory, made: torch.optim.Optimizer | None = None, parameters: FlatParameters | None = None
+    ) -> None:
+        self.factory = factory
+        self._starts: list[int] = [0] if parameters is None else list(parameters.offsets)
+        self._made = factory([nn.Parameter(torch.zeros(1))]) if made is None else made
+        held = self._made.param_groups
+        of = {id(p): number for number, group in enumerate(held) for p in group["params"]}
+        tensors = held[0]["params"] if parameters is None else parameters.tensors
+        self._group_of = [of.get(id(p), NO_GROUP) for p in tensors]
+        self._first = [
+            next((dict(self._made.state[p]) for p in group["params"] if p in self._made.state), {}) for group in held
+        ]
+        """What some optimizers keep of a parameter before its first step."""
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The tensors that the optimizer keeps beside a parameter, each as long as the parameter.
+
+        Raises:
+            ConfigError: It keeps something else beside a parameter than those and a count of its steps.
+        """
+        return tuple(dict.fromkeys(name for slots in self._slots_of for name in slots))
+
+    @cached_property
+    def _slots_of(self) -> list[tuple[str, ...]]:
+        """Those of each group."""
+        return [self._slots(number) for number in range(len(self._made.param_groups))]
+
+    def __call__(self, parameters: Any) -> torch.optim.Optimizer:
+        return self.factory(parameters)
+
+    def spans(
+        self, fragment: Fragment, absent: Collection[int] = (), behind: Mapping[int, int] | None = None
+    ) -> list[Span]:
+        """The stretches of a fragment that step, each as long as can be.
+
+        Args:
+            fragment: of the flat vector.
+            absent: parameters, by number, that have no gradient and take no step.
+            behind: how many updates each parameter had no gradient in.
+        """
+        found: list[Span] = []
+        for index, piece in self.inside(fragment):
+            group = self._group_of[index]
+            if group == NO_GROUP or index in absent:
+                continue
+            late = 0 if behind is None else behind.get(index, 0)
+            last = found[-1] if found else None
+            if last is not None and (last.fragment.stop, last.group, last.behind) == (piece.start, group, late):
+                found[-1] = Span(Fragment(last.fragment.start, piece.stop), group, late)
+            else:
+                found.append(Span(piece, group, late))
+        return found
+
+    def inside(self, fragment: Fragment) -> Iterator[tuple[int, Fragment]]:
+        """The parameters that lie in a fragment, by number, and which stretch of it each takes, padding included."""
+        index = max(0, bisect_right(self._starts, fragment.start) - 1)
+        while index < len(self._starts) and self._starts[index] < fragment.stop:
+            end = self._starts[index + 1] if index + 1 < len(self._starts) else fragment.stop
+            if end > fragment.start:
+                yield index, Fragment(max(fragment.start, self._starts[index]), min(fragment.stop, end))
+            index += 1
+
+    def step(
+        self,
+        model: Tensor,
+        state: Sequence[Tensor],
+        gradient: Tensor,
+        steps: int,
+        *,
+        group: int = 0,
+        rate: float | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """One step of a group's rule, after so many: the new parameters, and the new state in the order of `names`.
+
+        >>> sgd = FlatOptimizer(lambda p: torch.optim.SGD(p, lr=0.5))
+        >>> sgd.step(torch.tensor([3.0]), (), torch.tensor([2.0]), 0)
+        (tensor([2.]), [])
+
+        Downpour SGD (Dean et al. 2012) with the optimizer at the server; SINGA (Wang et al. 2015), Algorithm 3, line 8.
+        """
+        parameter = nn.Parameter(model.clone())
+        parameter.grad = gradient
+        optimizer = self._rule(group, [parameter])
+        if rate is not None:
+            optimizer.param_groups[0]["lr"] = rate
+        mine = self._slots_of[group]
+        if steps:
+            kept = {n: value.clone() for n, value in zip(self.names, state, strict=True) if n in mine}
+            optimizer.state[parameter] = {STEP: torch.tensor(float(steps)), **kept}
+        optimizer.step()
+        found = optimizer.state[parameter]
+        moved = [
+            found[n] if n in mine and isinstance(found.get(n), Tensor) else old.clone()
+            for n, old in zip(self.names, state, strict=True)
+        ]
+        return parameter.data, moved
+
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether each number takes the step that it would take alone."""
+        for group in range(len(self._made.param_groups)):
+            generator = torch.Generator().manual_seed(group)
+            start = torch.randn(4, 3, generator=generator)
+            gradients = torch.randn(3, 4, 3, generator=generator) * 100  # more than anybody would clip to
+            whole = self._stepped(group, [start], gradients[:, None])
+            numbers = start.flatten()[:, None]
+            each = [
+                self._stepped(group, [x], g[:, None])
+                for x, g in zip(numbers, gradients.view(3, -1, 1).unbind(1), strict=True)
+            ]
+            if not torch.allclose(whole, torch.cat(each), rtol=1e-5, atol=1e-6):
+                return False
+        return True
+
+    @property
+    def is_tensorwise(self) -> bool:
+        """Whether each tensor takes the step that it would take alone."""
+        for group in range(len(self._made.param_groups)):
+            generator = torch.Generator().manual_seed(group)
+            start = torch.randn(2, 4, 3, generator=generator)
+            gradients = torch.randn(3, 2, 4, 3, generator=generator) * 100
+            both = self._stepped(group, list(start), gradients)
+            each = [self._stepped(group, [start[i]], gradients[:, i : i + 1]) for i in (0, 1)]
+            if not torch.allclose(both, torch.cat(each), rtol=1e-5, atol=1e-6, equal_nan=True):
+                return False
+        return True
+
+    def _stepped(self, group: int, start: Sequence[Tensor], gradients: Tensor) -> Tensor:
+        """Parameters' numbers after steps with gradients of each; none is a number where the optimizer cannot step."""
+        parameters = [nn.Parameter(values.clone()) for values in start]
+        optimizer = self._rule(group, parameters)
+        try:
+            for step in gradients:
+                for parameter, gradient in zip(parameters, step, strict=True):
+                    parameter.grad = gradient.clone()
+                optimizer.step()
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+            return torch.full((sum(values.numel() for values in start),), torch.nan)
+        return torch.cat([parameter.detach().flatten() for parameter in parameters])
+
+    def _rule(self, group: int, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """An optimizer of a group's settings for other parameters, computing in the plainest way."""
+        settings = self._made.param_groups[group]
+        plain = {name: False for name in WAYS if name in settings}
+        return seated(self._made, [({**settings, **plain}, parameters, self._first[group])])
+
+    def _slots(self, group: int) -> tuple[str, ...]:
+        """The names of the tensors that a group's rule keeps beside a parameter, each as long as the parameter."""
+        probe = nn.Parameter(torch.ones(3))
+        optimizer = self._rule(group, [probe])
+        probe.grad = torch.ones(3)
+        optimizer.step()
+        found = []
+        for name, value in optimizer.state[probe].items():
+            if isinstance(value, Tensor) and value.shape == probe.shape:
+                found.append(name)
+            elif name != STEP and value is not None:
+                raise ConfigError(
+                    f"{type(optimizer).__name__} keeps {name!r}, which is no tensor as long as its parameter; at table "
+                    "servers use an optimizer such as SGD, Adam, AdamW, Adagrad or RMSprop"
+                )
+        return tuple(found)
 
 
-def step(
-    factory: Factory,
-    names: Sequence[str],
-    model: Tensor,
-    state: Sequence[Tensor],
-    gradient: Tensor,
-    steps: int,
-    rate: float | None,
-) -> tuple[Tensor, list[Tensor]]:
-    """One step of an optimizer that has made so many: the new parameters, and its new state.
+def seated(
+    made: torch.optim.Optimizer, groups: Sequence[tuple[Mapping[str, Any], Sequence[nn.Parameter], Mapping[str, Any]]]
+) -> torch.optim.Optimizer:
+    """An optimizer of the same kind for other parameters.
 
-    >>> step(lambda p: torch.optim.SGD(p, lr=0.5), (), torch.tensor([3.0]), (), torch.tensor([2.0]), 0, None)
-    (tensor([2.]), [])
-
-    Downpour SGD (Dean et al. 2012) with the optimizer at the server; SINGA (Wang et al. 2015), Algorithm 3, line 8.
+    Args:
+        made: the optimizer whose kind it is.
+        groups: of each its settings, its parameters, and what is kept of a parameter before its first step.
     """
-    parameter, optimizer, first = _optimizer(factory)
-    if rate is not None:
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-    parameter.data = model.clone()
-    parameter.grad = gradient
-    optimizer.state.clear()
-    if steps:
-        kept = {name: value.clone() for name, value in zip(names, state, strict=True)}
-        optimizer.state[parameter] = {STEP: torch.tensor(float(steps)), **kept}
-    elif first:  # what some make before their first step
-        optimizer.state[parameter] = {
-            n: v.expand(model.shape).clone() if v.dim() else v.clone() for n, v in first.items()
-        }
-    optimizer.step()
-    found = optimizer.state[parameter]
-    moved = [found[name] if isinstance(found.get(name), Tensor) else torch.zeros_like(model) for name in names]
-    return parameter.data, moved
+    found: torch.optim.Optimizer = object.__new__(type(made))
+    shared = {name: value for name, value in vars(made).items() if name not in ("state", "param_groups", "step")}
+    vars(found).update(shared, state=defaultdict(dict), param_groups=[])
+    for settings, parameters, first in groups:
+        found.param_groups.append({**settings, "params": list(parameters)})
+        for parameter in parameters if first else ():
+            found.state[parameter] = {name: _as_long(value, parameter) for name, value in first.items()}
+    return found
 
 
-def _optimizer(factory: Factory) -> tuple[nn.Parameter, torch.optim.Optimizer, dict[str, Tensor]]:
-    """This thread's own, since making one takes longer than its step; and the state it has before any."""
-    known: dict[Factory, tuple[nn.Parameter, torch.optim.Optimizer, dict[str, Tensor]]]
-    known = _own.__dict__.setdefault("made", {})
-    if factory not in known:
-        parameter = nn.Parameter(torch.zeros(1))
-        optimizer = factory([parameter])
-        known[factory] = (parameter, optimizer, dict(optimizer.state.get(parameter, {})))
-    return known[factory]
+def _as_long(value: Any, parameter: Tensor) -> Any:
+    """A parameter's first state for another: single numbers stay, tensors have their first value throughout."""
+    if not isinstance(value, Tensor) or not value.dim():
+        return value.clone() if isinstance(value, Tensor) else value
+    return value.reshape(-1)[:1].expand(parameter.numel()).reshape(parameter.shape).clone()

@@ -218,7 +218,7 @@ def _build(
         replica = job.replica(job.model, replace(spec, device="cpu") if helps else spec, worker)
     kept = _kept(job, worker, first)
     replicas = job.workers // job.placement.group_size
-    strategy = job.strategy.with_optimizer(spec.optimizer)
+    strategy = job.strategy.with_optimizer(spec.optimizer).laid_out(replica.parameters, replica.optimizer_by)
     joint = JointState(strategy, replica.vector.detach().cpu(), replicas, job.observe)
     settings: dict[str, Any] = {"kind": SparkMesh if job.exchange == "spark" else Mesh}
     if job.exchange == "table":

@@ -55,6 +55,7 @@ from thinwire.run.checks import (
 )
 from thinwire.run.driver import Earlier, Run
 from thinwire.run.job import Columns, Job, Transform
+from thinwire.run.optimizers import refuse_optimizer
 from thinwire.run.run_log import RunLog
 from thinwire.run.trial import Trial
 from thinwire.strategies import Relay, Strategy, name_of
@@ -190,6 +191,7 @@ def fit(
     factory: Any = model_by_name(model) if isinstance(model, str) else model
     if is_keras(factory):
         factory = KerasModule(factory)
+    network = factory
     if where.in_process and isinstance(factory, nn.Module):
         factory = functools.partial(copy.deepcopy, factory)  # threads must not train one module together
     method: Any = algorithm or BackPropagation()
@@ -217,6 +219,7 @@ def fit(
     if carrier == "spark" and deadlines is None:  # jobs are slow, and letters are not lost
         patience = dataclasses.replace(patience, stall_s=300.0, silence_s=60.0, prepare_s=60.0)
     refuse_impossible(spec, chosen, codec, spread)
+    refuse_optimizer(network, spec, chosen, spread)
     if resume is not None and out is None:
         out = resume
     target = target_for(until, stop, spec.metrics, validated=validation is not None)

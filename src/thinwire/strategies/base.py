@@ -33,6 +33,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
+from thinwire.parameters import FlatParameters
 from thinwire.rules import averaging
 from thinwire.rules.period import Link
 
@@ -90,6 +91,8 @@ class Setting:
     pull: float | None = None
     rate: float | None = None
     """Learning rate of the moment, where a server's optimizer steps."""
+    group: int = 0
+    """The optimizer's group whose settings a server steps with."""
     wait: bool = False
     """Whether stepping waits for each reply, under a strategy whose timing is "overlap"."""
     caution: int = 0
@@ -134,6 +137,19 @@ class Strategy(ABC):
     def with_optimizer(self, factory: Callable[[Any], Any]) -> Strategy:
         """The strategy itself, with what makes the run's optimizer, where it has use for one."""
         return self
+
+    def laid_out(self, parameters: FlatParameters, make: Callable[[Callable[[Any], Any]], Any]) -> Strategy:
+        """The strategy itself, with what it needs to know of the parameters in a worker's flat vector.
+
+        Args:
+            parameters: where each lies.
+            make: makes an optimizer of these parameters from a factory.
+        """
+        return self
+
+    def follows(self, factory: Callable[[Any], Any]) -> bool:
+        """Whether servers step by what this factory makes, hence at the learning rates that workers' schedules give."""
+        return False
 
     @property
     def helpers(self) -> int:

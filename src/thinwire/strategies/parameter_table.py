@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import ConfigError
-from thinwire.rules import optimizer as rules
+from thinwire.parameters import FlatParameters, Fragment
+from thinwire.rules.optimizer import FlatOptimizer, Span
 from thinwire.rules.staleness import compensate
 from thinwire.strategies.base import Nothing, Progress, Setting, Share, Strategy, Subject
 from thinwire.strategies.checks import at_least, count_or, one_of
@@ -62,6 +63,16 @@ class ParameterTable(Served):
     def with_optimizer(self, factory: Callable[[Any], torch.optim.Optimizer]) -> Strategy:
         return self if self.optimizer is not None else replace(self, optimizer=factory)
 
+    def laid_out(self, parameters: FlatParameters, make: Callable[[Any], torch.optim.Optimizer]) -> Strategy:
+        factory = self.optimizer or _plain
+        return replace(self, optimizer=FlatOptimizer(factory, make(factory), parameters))
+
+    def follows(self, factory: Callable[[Any], torch.optim.Optimizer]) -> bool:
+        return self._rule.factory is factory
+
+    def spans(self, fragment: Fragment, absent: Collection[int], behind: Mapping[int, int]) -> list[Span]:
+        return self._rule.spans(fragment, absent, behind)
+
     @property
     def strict(self) -> bool:
         return self.consistency == "strict"
@@ -85,23 +96,31 @@ class ParameterTable(Served):
         return float(share.rows)
 
     def open(self, x: Tensor) -> tuple[Any, Nothing]:
-        names = rules.slots(self._factory)
+        names = self._rule.names
         return _joint(names)(x.clone(), *(x.new_zeros(x.shape) for _ in names)), Nothing()
+
+    def parameters_in(self, fragment: Fragment) -> Sequence[int]:
+        return [number for number, _ in self._rule.inside(fragment)]
 
     def correct(self, values: Tensor, now: Tensor, then: Tensor | None) -> Tensor:
         return compensate(values, now, then, self.compensation) if self.compensation and then is not None else values
 
     def merge(self, joint: Any, mean: Tensor, cycle: int, setting: Setting) -> tuple[Tensor, Any]:
-        names, state = joint._fields[1:], joint[1:]
-        model, state = rules.step(self._factory, names, joint.model, state, mean, cycle, setting.rate)
+        group, rate = setting.group, setting.rate
+        model, state = self._rule.step(joint.model, joint[1:], mean, cycle, group=group, rate=rate)
         return model, type(joint)(model, *state)
 
     def adopt(self, worker: Any, x: Tensor, snapshot: Tensor, reply: Tensor) -> tuple[Tensor, Any]:
         return reply, worker
 
     @property
-    def _factory(self) -> Callable[[Any], torch.optim.Optimizer]:
-        return self.optimizer or _plain
+    def _rule(self) -> FlatOptimizer:
+        return self.optimizer if isinstance(self.optimizer, FlatOptimizer) else _everywhere(self.optimizer or _plain)
+
+
+@lru_cache(maxsize=16)
+def _everywhere(factory: Callable[[Any], torch.optim.Optimizer]) -> FlatOptimizer:
+    return FlatOptimizer(factory)
 
 
 def _plain(parameters: Any) -> torch.optim.Optimizer:

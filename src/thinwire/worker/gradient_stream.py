@@ -29,7 +29,7 @@ class Stream:
         self._waits = together or replica.spec.clip_norm is not None
         """Whether nothing is sent before all of the gradient is known."""
         self.values = torch.zeros(replica.parameters.size)
-        self._feed: Callable[[list[int]], None] | None = None
+        self._feed: Callable[[list[int], frozenset[int]], None] | None = None
         self._missing: list[int] = []
         self._seen: set[int] = set()
         self._touched: list[list[int]] = []
@@ -41,13 +41,13 @@ class Stream:
         for index, tensor in enumerate(parameters.tensors):
             tensor.register_post_accumulate_grad_hook(functools.partial(self._made, index))
 
-    def begin(self, feed: Callable[[list[int]], None]) -> None:
+    def begin(self, feed: Callable[[list[int], frozenset[int]], None]) -> None:
         """From here on `feed` hears of tuples whose values no longer change."""
         self.values = torch.zeros(self._replica.parameters.size)
         self._feed, self._missing, self._seen = feed, list(self._parts), set()
 
     def end(self, *, takes: bool) -> None:
-        """Backward is over: what it did not touch is zero; with a limit to its norm, all of it is sent only now."""
+        """Backward is over: what it did not touch has no gradient; with a limit to the norm, all is sent only now."""
         if takes and self._waits:
             self._replica.clip()
             self._replica.parameters.gather_gradients(self.values)
@@ -57,7 +57,7 @@ class Stream:
                 self.values[offset : offset + tensor.numel()].view(tensor.shape).copy_(tensor.grad)
         rest = [key for key, missing in enumerate(self._missing) if missing or not self._parts[key]]
         if self._feed is not None and rest:
-            self._feed(rest)
+            self._feed(rest, frozenset(self._replica.parameters.absent()))
         self._feed = None
 
     def drop(self) -> None:
@@ -77,7 +77,7 @@ class Stream:
             if not self._missing[key]:
                 whole.append(key)
         if whole and self._feed is not None:
-            self._feed(whole)
+            self._feed(whole, frozenset())
 
 
 class Served:
@@ -93,11 +93,11 @@ class Served:
         """A gradient over so many rows is about to be made; it goes out as it is."""
         worker = self._worker
         round, fragment = worker.exchange.claim()
-        self._stream.begin(lambda keys: worker.exchange.feed(round, keys))
+        self._stream.begin(functools.partial(worker.exchange.feed, round))
         values = Snapshot(self._stream.values, self._stream.values)
         weight = worker.strategy.weight(Share(round, 1, rows, worker.lead))
-        scheduled = getattr(worker.strategy, "optimizer", None) is worker.replica.spec.optimizer
-        worker.send_off(round, fragment, values, weight, rate=worker.replica.rate if scheduled else None)
+        scheduled = worker.strategy.follows(worker.replica.spec.optimizer)
+        worker.send_off(round, fragment, values, weight, rates=worker.replica.rates if scheduled else None)
         self._making = round
 
     def end(self, *, takes: bool) -> None:
@@ -125,7 +125,8 @@ class Served:
 def average_gradient(worker: Worker, rows: int, *, takes: bool) -> None:
     """Takes the step of the workers' mean gradient, to which one that is not finite gives nothing.
 
-    No step is taken where nobody gives anything, nor where a peer's state, this step done, comes instead.
+    A parameter takes a step where any worker has a gradient of it; a worker that has none counts as zero. No step is
+    taken where nobody gives anything, nor where a peer's state, this step done, comes instead.
     """
     round, fragment = worker.exchange.claim()
     replica = worker.replica
@@ -133,7 +134,8 @@ def average_gradient(worker: Worker, rows: int, *, takes: bool) -> None:
         gradient = torch.zeros_like(replica.vector)  # the padding between parameters counts in every block's scale
         replica.parameters.gather_gradients(gradient)
         share = Share(round, 1, rows, worker.lead)
-        worker.send_off(round, fragment, Snapshot(gradient, gradient.cpu()), worker.strategy.weight(share))
+        weight, absent = worker.strategy.weight(share), replica.parameters.absent()
+        worker.send_off(round, fragment, Snapshot(gradient, gradient.cpu()), weight, absent=absent)
     else:
         worker.send_off(round, fragment, None, 0.0)
     worker.averages = round
@@ -146,6 +148,6 @@ def average_gradient(worker: Worker, rows: int, *, takes: bool) -> None:
     if worker.mean_is_empty:
         replica.advance()
     else:
-        replica.parameters.scatter_gradients(worker.mean_gradient.to(replica.vector.device))
+        replica.parameters.scatter_gradients(worker.mean_gradient.to(replica.vector.device), worker.mean_absent)
         replica.update()
     worker.mean_gradient = None

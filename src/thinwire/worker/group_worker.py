@@ -98,6 +98,8 @@ class GroupWorker(Worker):
         self._apart, self._again, self._together = True, False, False
         self._owes = self._idle = self._caught_up = False
         self._of_group = self._in_step = 0
+        self._weighs_anew = False
+        """Whether what the group does from its next meeting on is all that its contributions count by."""
         self._asked_at = 0.0
         self._known: set[int] = set()
         self._held: list[Landed] = []
@@ -209,6 +211,7 @@ class GroupWorker(Worker):
         self._align()
         if not self.loaded:
             self.pace.start(self.meter.steps)
+        self._weighs_anew = not self.loaded
         self._again = self.loaded = False
         self.replica.stand_in(next(iter(self.batches.training((0, 0), None))))
 
@@ -353,6 +356,9 @@ class GroupWorker(Worker):
         first = told[0]
         self._begin_generations(min(said.generation for said in told))
         self._of_group = int(sum(said.rows for said in told))
+        if self._weighs_anew:
+            self._weighs_anew = False
+            self.weigh_anew()
         self._give(told)
         if first.evaluate or first.save or first.stop:
             number = int(max(said.number for said in told)) + 1
@@ -367,8 +373,7 @@ class GroupWorker(Worker):
             behind = self.exchange.next_round >= self.adopted + self.strategy.in_flight
             if not self._needs_state and not behind:
                 self._owes = False
-                contributed = max((steps for steps, _ in self.shares.values()), default=-1)
-                if not self._async or self.meter.steps > contributed:  # the first decides by its own steps
+                if not self._async or self.meter.steps > self.shares.newest:  # the first decides by its own steps
                     self._launch(self.replica.vector)
         if not self._barrier:
             self.publisher.act([said.held for said in told])

@@ -81,6 +81,7 @@ class Guard:
                 worker.replica.vector.copy_(worker.joint.model)
                 self.since = worker.joint.landed
             worker.state.open(worker.replica.vector)
+            worker.weigh_anew()
 
     def note(self) -> dict[str, Any]:
         """What to say with a round: the last finding, until a round with it has landed."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,13 +26,14 @@ def take_over(
             fragment.of(replica.vector).copy_(landed.reply)
     elif worker.gradients:
         worker.mean_gradient, worker.mean_is_empty = landed.reply, landed.empty
+        worker.mean_absent = absent_from(landed.notes.values())
         if worker.averages == landed.round:
             return
         if landed.empty:
             worker.mean_gradient = None
             replica.advance()
         elif snapshot is None:  # the rows here are done, the others' are not: their steps are taken here too
-            replica.parameters.scatter_gradients(landed.reply.to(replica.vector.device))
+            replica.parameters.scatter_gradients(landed.reply.to(replica.vector.device), worker.mean_absent)
             worker.mean_gradient = None
             replica.update()
     elif base is not None:
@@ -43,3 +45,13 @@ def take_over(
         ours = landed.snapshot is None and near is None
         if ours and worker.joint.state:  # a stateless one may have contributed the snapshot itself
             worker.spares.give(base)
+
+
+def absent_from(notes: Iterable[Mapping[str, Any]]) -> frozenset[int]:
+    """The parameters, by number, of which none that contributed to a round has a gradient.
+
+    >>> sorted(absent_from([{"absent": [1, 2]}, {"absent": [2]}, {"rows": 5}]))
+    [2]
+    """
+    said = [frozenset(note["absent"]) for note in notes if "absent" in note]
+    return frozenset.intersection(*said) if said else frozenset()

@@ -120,6 +120,7 @@ class NonFinite:
         else:
             self._take_joint()
         worker.state.open(worker.replica.vector)
+        worker.weigh_anew()
         worker.replica.begin_anew()
 
     def _take_joint(self) -> None:

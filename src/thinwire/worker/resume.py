@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from thinwire.parameters import Fragment
-
 if TYPE_CHECKING:
     from thinwire.worker.worker import Worker
 
@@ -21,7 +19,7 @@ def worker_tree(worker: Worker) -> dict[str, Any]:
         "worker": [v.detach().cpu().clone() if isinstance(v, Tensor) else v for v in worker.state.whole()],
         "meter": worker.meter.tree(),
         "residuals": worker.exchange.residuals(),
-        "shares": [[f.start, f.stop, s, r] for f, (s, r) in worker.shares.items()],
+        "shares": worker.shares.tree(),
         "pace": worker.pace.tree(),
         "totals": {str(k): v for k, v in worker.totals.items()},
         "publisher": worker.publisher.tree(),
@@ -47,7 +45,7 @@ def resume(worker: Worker, joint: dict[str, Any], own: dict[str, Any] | None) ->
     worker.state.put(type(worker.state.whole())(*fresh))
     worker.meter.load(own["meter"])
     worker.exchange.restore_residuals(own["residuals"])
-    worker.shares = {Fragment(a, b): (s, r) for a, b, s, r in own["shares"]}
+    worker.shares.load(own["shares"])
     if "pace" in own:
         worker.pace.load(own["pace"])
     worker.loaded = True

@@ -83,11 +83,11 @@ class Tuner:
 
     def _fresh(self, landed: Landed) -> tuple[int | None, int | None]:
         """Steps since the landed fragment's snapshot, and between that and the one before."""
-        taken = self._worker.shares.get(landed.fragment)
+        taken = self._worker.shares.steps_at(landed.fragment)
         if taken is None:
             return None, None
-        before, self._taken[landed.fragment] = self._taken.get(landed.fragment), taken[0]
-        return self._worker.meter.steps - taken[0], None if before is None else taken[0] - before
+        before, self._taken[landed.fragment] = self._taken.get(landed.fragment), taken
+        return self._worker.meter.steps - taken, None if before is None else taken - before
 
     def note(self, round: int) -> dict[str, Any]:
         """What to say in a round's note: a new setting, when the strategy sees from what was measured that one fits.

@@ -23,7 +23,7 @@ from thinwire.parameters import Fragment
 from thinwire.protocol import messages
 from thinwire.protocol.forms import Body
 from thinwire.protocol.observation import ReplicaEntered
-from thinwire.strategies import Share
+from thinwire.strategies import Share, Strategy
 from thinwire.worker.gradient_stream import Served, average_gradient
 from thinwire.worker.guard import Guard
 from thinwire.worker.landing import take_over
@@ -33,6 +33,7 @@ from thinwire.worker.ports import Batches
 from thinwire.worker.publisher import Publisher
 from thinwire.worker.replica_state import ReplicaState
 from thinwire.worker.round_trigger import Pace
+from thinwire.worker.shares import Shares
 from thinwire.worker.state_check import fits
 from thinwire.worker.state_transfer import ReplicaTransfer
 from thinwire.worker.step_statistics import StepStatistics
@@ -70,13 +71,17 @@ class Worker:
         self.gradients = self.strategy.subject == "gradients"
         self.served = Served(self) if self.gradients and self.strategy.timing == "async" else None
         self._barrier, self._async = self.strategy.timing == "barrier", self.strategy.timing == "async"
+        self._shifts = type(self.strategy).before_step is not Strategy.before_step
+        """Whether the replica moves before its gradient is computed: what it contributes is what the last step left."""
         self._snapshots: dict[int, tuple[Fragment, Snapshot | None]] = {}
         self.spares = BufferPool(self.strategy.in_flight + 1)
         self.mean_gradient: Tensor | None = None
         self.mean_is_empty = False
+        self.mean_absent: frozenset[int] = frozenset()
+        """Parameters, by number, of which no worker has a gradient in that mean: they take no step."""
         self.averages = -1
         """The round whose mean the step under way waits for."""
-        self.shares: dict[Fragment, tuple[int, int]] = {}
+        self.shares = Shares()
         self.pace = Pace(self.meter, self.time.now)
         self._needs_state = self._stopping = False
         self._reported, self._patient_until, self._rounds_in_all = 0.0, 0.0, 0
@@ -116,6 +121,7 @@ class Worker:
         )
         if not self.loaded:
             self.pace.start(self.meter.steps)
+            self.weigh_anew()
         self.guard.begin()
         self.nonfinite.begin()
 
@@ -137,18 +143,20 @@ class Worker:
         begun = self.meter.begin_step()
         self._stepped = True
         together = not self.alone
-        x = self.replica.vector
+        x, cycle = self.replica.vector, self.joint.cycle()  # the exchange may land a round meanwhile
         if together:
-            with torch.no_grad():
-                self.state.before_step(x, self.joint.cycle())
             if not self._barrier:
                 self._consider_round()
+            if self._shifts:
+                self._take_snapshots()
+            with torch.no_grad():
+                self.state.before_step(x, cycle)
         if together and self.served:
             self.served.begin(self._rows_of(batch))
         loss = self.replica.gradient(batch)
         if together:
             with torch.no_grad():
-                term = self.state.gradient_term(x, self.joint.cycle())
+                term = self.state.gradient_term(x, cycle)
                 if term is not None:
                     self.replica.parameters.add_to_gradients(term)
                 self._take_snapshots()
@@ -227,9 +235,7 @@ class Worker:
 
     def _launch(self, values: Tensor) -> None:
         round, fragment = self.exchange.claim()
-        steps, rows = self.shares.get(fragment, (0, 0))
-        share = Share(round, self.meter.steps - steps, self.rows_done - rows, self.lead)
-        self.shares[fragment] = (self.meter.steps, self.rows_done)
+        share = Share(round, *self.shares.take(fragment, self.meter.steps, self.rows_done), self.lead)
         worked = share.steps > 0 and not self.guard.alone
         began = self.time.now()
         snapshot = snapshot_of(fragment.of(values).detach(), self.spares) if worked else None
@@ -249,6 +255,10 @@ class Worker:
         if self.lead:
             note |= self._tuner.note(round)
         self.exchange.launch(round, fragment, snapshot, weight, note)
+
+    def weigh_anew(self) -> None:
+        """The replica is the joint model now: what was done up to here has no weight in what it contributes next."""
+        self.shares.start(self.meter.steps, self.rows_done)
 
     def rebase(self, base: Callable[[Fragment], Snapshot]) -> None:
         """Rounds under way land as if they had been launched with other values."""
@@ -346,6 +356,7 @@ class Worker:
         model = None
         if formed.restart or (was_alone and not self.alone):
             model = self.replica.vector.detach().to("cpu", copy=True)
+            self.weigh_anew()
             if not self._async and not self.publisher.concluded:
                 self.joint.set_model(model)
         if was_alone and not self.alone and self._async:  # what it did alone is no part of what strategies look at
@@ -375,6 +386,8 @@ class Worker:
         over = [self._snapshots.pop(r) for r in sorted(self._snapshots) if r < landed]
         self._needs_state, self.landed, self.adopted = False, landed, landed
         self._handover.take(caught, over, newcomer=self._new)
+        if self._new:
+            self.weigh_anew()
 
     def _hear(self, body: Body) -> None:
         if isinstance(body, messages.Verdict):

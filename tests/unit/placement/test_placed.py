@@ -49,10 +49,23 @@ class Preferred(Layered):
         return [next((way for way in wanted if way in each), each[0]) for each in options]
 
 
-def spec(weighted: bool) -> TrainSpec:
-    def optimizer(parameters: Any) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+def optimizer(parameters: Any) -> torch.optim.Optimizer:
+    """Settings by number of dimensions in the first half, and others in the second."""
+    held = list(parameters)
+    half = len(held) // 2
+    groups = [
+        {"params": [p for p in held[:half] if p.dim() > 1], "weight_decay": 0.1},
+        {"params": [p for p in held[:half] if p.dim() == 1], "lr": 0.3, "momentum": 0.5},
+        {"params": held[half:]},
+    ]
+    return torch.optim.SGD([g for g in groups if g["params"]], lr=0.1, momentum=0.9)
 
+
+def momentum(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def spec(optimizer: Any = optimizer) -> TrainSpec:
     return TrainSpec(loss="cross_entropy", optimizer=optimizer, seed=SEED, clip_norm=CLIP, device="cpu")
 
 
@@ -65,7 +78,7 @@ def trained(crew: Crew, name: str, ways: tuple[str, ...], sizes: tuple[int, ...]
         placement: Placement = Preferred(group_size=crew.size, way=way)
         if way == "pipeline":
             placement = Pipeline(group_size=crew.size, microbatches=2)
-        part = part_of(placement, NETWORKS[name][0], spec(weighted), crew.part, crew=crew,
+        part = part_of(placement, NETWORKS[name][0], spec(), crew.part, crew=crew,
                        examples=list(batch.inputs), rows=max(sizes))  # fmt: skip
         part.stand_in(batch)
         losses = []
@@ -81,7 +94,7 @@ def alone(name: str, count: int, weighted: bool) -> tuple[list[float], dict[str,
     rows = rows_for(name, count, weighted=weighted)
     torch.manual_seed(SEED)
     module = NETWORKS[name][0]()
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    stepping = optimizer(module.parameters())
 
     def loss() -> torch.Tensor:
         each = nn.functional.cross_entropy(module(*rows.inputs), rows.label, reduction="none")
@@ -89,11 +102,11 @@ def alone(name: str, count: int, weighted: bool) -> tuple[list[float], dict[str,
 
     losses = []
     for _ in range(STEPS):
-        optimizer.zero_grad()
+        stepping.zero_grad()
         value = loss()
         value.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(module.parameters(), CLIP)
-        optimizer.step()
+        stepping.step()
         losses.append(value.item())
     return losses, module.state_dict(), loss().item()
 
@@ -139,15 +152,17 @@ def busy(crew: Crew, way: str) -> tuple[float, int]:
     torch.set_num_threads(1)
     rows = networks.Rows((torch.randn(4, 1024),), torch.randint(0, 1024, (4,)))
     few: Any = functools.partial(part_of, Preferred(group_size=crew.size, way=way), lambda: nn.Linear(1024, 1024))
-    few(spec(False), 0, crew=crew, examples=list(rows.inputs), rows=4)  # what is loaded for it counts as there before
+    few(
+        spec(momentum), 0, crew=crew, examples=list(rows.inputs), rows=4
+    )  # what is loaded for it counts as there before
     before = _memory("VmRSS")
     if crew.size == 1:
         from thinwire.replicas import TorchReplica
 
-        part: Any = TorchReplica(network, spec(False), 0)
+        part: Any = TorchReplica(network, spec(momentum), 0)
     else:
         placement = Preferred(group_size=crew.size, way=way)
-        part = part_of(placement, network, spec(False), 0, crew=crew, examples=list(rows.inputs), rows=4)
+        part = part_of(placement, network, spec(momentum), 0, crew=crew, examples=list(rows.inputs), rows=4)
     for _ in range(3):
         part.gradient(rows)
         part.update()

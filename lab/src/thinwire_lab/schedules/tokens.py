@@ -82,7 +82,7 @@ class TokenPart(GroupReplica):
         self.module = ledger = Ledger()
         self._witness, self._owner = witness, witness.owner()
         self._times = StepTimes(witness, spec, step_s, spread)
-        self._equip(spec, worker, Part({"values": ledger.values}, dict(ledger.named_buffers())))
+        self._equip(spec, worker, Part({"values": ledger.values}, dict(ledger.named_buffers())), ledger)
 
     def gradient(self, batch: Any) -> float:
         if not self._met:
@@ -104,8 +104,8 @@ class TokenPart(GroupReplica):
     def _forward(self, batch: Any) -> Tensor:
         return torch.zeros(())
 
-    def _portions(self) -> Iterator[tuple[Portion, str, slice | None]]:
+    def _portions(self) -> Iterator[tuple[Portion, str]]:
         part, size = self.crew.part, self.crew.size
-        yield Portion("values", (PLACES * size,), None, ((part * PLACES, (part + 1) * PLACES),)), "values", None
+        yield Portion("values", (PLACES * size,), None, ((part * PLACES, (part + 1) * PLACES),)), "values"
         if part == 0:
-            yield Portion("seen", (1,), None, ((0, 1),)), "seen", None
+            yield Portion("seen", (1,), None, ((0, 1),)), "seen"

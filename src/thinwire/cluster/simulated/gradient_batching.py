@@ -45,8 +45,8 @@ class Way(Protocol):
     least: int
     """Replicas for which it is worth it."""
 
-    def key(self, batch: Any) -> Any:
-        """Equal for batches that can be computed at once."""
+    def key(self, replica: TorchReplica, batch: Any) -> Any:
+        """Equal for replicas and batches that can be computed at once."""
 
     def gradients(self, replicas: list[TorchReplica], rows: list[int], batches: list[Any]) -> list[float]:
         """The gradients of these replicas, each of its own batch, into their parameters; returns their losses."""
@@ -112,7 +112,8 @@ class GradientBatcher:
         self.computed += len(wanted)
         alike: dict[Any, list[_Wanted]] = {}
         for one in wanted:
-            alike.setdefault(None if one.replica.way is None else one.replica.way.key(one.batch), []).append(one)
+            way = one.replica.way
+            alike.setdefault(None if way is None else way.key(one.replica, one.batch), []).append(one)
         with torch.enable_grad():
             for group in alike.values():
                 if self._together(group):
@@ -160,8 +161,8 @@ class LabReplica(TorchReplica):
 
     def backward(self, loss: Tensor) -> None:
         """Makes them unheard of: they are computed before the moment at which the step is over."""
-        tensors = self.parameters.tensors
-        for parameter, gradient in zip(tensors, torch.autograd.grad(loss, tensors, allow_unused=True), strict=True):
+        asked = [p for p in self.parameters.tensors if p.requires_grad]  # it may change as a run goes on
+        for parameter, gradient in zip(asked, torch.autograd.grad(loss, asked, allow_unused=True), strict=True):
             parameter.grad = gradient
 
 

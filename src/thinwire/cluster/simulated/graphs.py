@@ -41,7 +41,7 @@ class Graphs:
         self._recorded: dict[int, dict[Any, _Recording]] = {}
         self._owners: dict[int, TorchReplica] = {}
 
-    def key(self, batch: Any) -> Any:
+    def key(self, replica: TorchReplica, batch: Any) -> Any:
         return "graphs"
 
     def gradients(self, replicas: list[TorchReplica], rows: list[int], batches: list[Any]) -> list[float]:
@@ -119,8 +119,9 @@ def _laid_out(tensor: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def untouched(module: nn.Module) -> Iterator[None]:
-    """Passes through a module meanwhile leave nothing in its buffers, and take nothing from chance."""
+    """Passes through a module meanwhile leave nothing in its buffers and attributes, and take nothing from chance."""
     kept = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    trained, attributes = [(p, p.requires_grad) for p in module.parameters()], attributes_of(module)
     devices = sorted({p.device.index or 0 for p in module.parameters() if p.device.type == "cuda"})
     try:
         with torch.random.fork_rng(devices=devices):
@@ -128,3 +129,13 @@ def untouched(module: nn.Module) -> Iterator[None]:
     finally:
         for buffer, value in kept:
             buffer.copy_(value)
+        for parameter, trains in trained:
+            parameter.requires_grad_(trains)
+        for one, values in zip(module.modules(), attributes, strict=True):
+            vars(one).update(values)
+
+
+def attributes_of(module: nn.Module) -> list[dict[str, Any]]:
+    """The plain values that the layers of a module keep, such as a count of their calls; layer by layer."""
+    plain = (bool, int, float, str)
+    return [{k: v for k, v in vars(one).items() if isinstance(v, plain)} for one in module.modules()]

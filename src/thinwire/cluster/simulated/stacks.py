@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinwire.cluster.simulated.graphs import untouched
+from thinwire.cluster.simulated.graphs import attributes_of, untouched
 from thinwire.parameters import FlatParameters
 from thinwire.replicas import BackPropagation, TorchReplica
 
@@ -38,8 +38,9 @@ class Stack:
     def __init__(self, size: int, rows: int, device: torch.device) -> None:
         self._matrix = torch.zeros(rows, size, device=device)
         self._buffers: dict[str, Tensor] = {}
-        self._unused: set[str] | None = None
-        """Parameters that the loss does not depend on: they have no gradient, rather than one of zeros."""
+        self._unused: dict[tuple[bool, ...], set[str]] = {}
+        """Parameters that the loss does not depend on, which have no gradient, rather than one of zeros; by which
+        parameters require one."""
 
     def take_in(self, replica: TorchReplica, row: int) -> None:
         """Moves a replica's parameters and buffers into a row of their own."""
@@ -56,19 +57,15 @@ class Stack:
                 module._buffers[name] = own
         replica.buffers = type(replica.buffers)(replica.module)
 
-    def key(self, batch: Any) -> Any:
-        return tuple(None if t is None else (t.shape, t.dtype) for t in (*batch.inputs, batch.label, batch.weight))
+    def key(self, replica: TorchReplica, batch: Any) -> Any:
+        return _trained(replica), *(
+            None if t is None else (t.shape, t.dtype) for t in (*batch.inputs, batch.label, batch.weight)
+        )
 
     def gradients(self, replicas: list[TorchReplica], rows: list[int], batches: list[Any]) -> list[float]:
         first = replicas[0]
-        if self._unused is None:
-            with untouched(first.module):
-                loss = first.objective.mean(first.module(*batches[0].inputs), batches[0].label, batches[0].weight)
-                alone = torch.autograd.grad(loss, first.parameters.tensors, allow_unused=True)
-                names = zip(first.parameters.names, alone, strict=True)
-                unused = {name for name, gradient in names if gradient is None}
-        else:
-            unused = self._unused
+        known = self._unused.get(_trained(first))
+        unused = _unused(first, batches[0]) if known is None else known
         everyone = rows == list(range(len(self._matrix)))
         pick = slice(None) if everyone else torch.tensor(rows, device=self._matrix.device)
         parameters = _named(first.parameters, self._matrix[pick])
@@ -82,7 +79,7 @@ class Stack:
 
         axes = (0, 0, 0, None if labels is None else 0, None if weights is None else 0)
         grown = torch.func.vmap(torch.func.grad_and_value(loss_of), in_dims=axes, randomness="different")
-        if self._unused is None:  # whether it can be done at all shows now, and must leave no trace
+        if known is None:  # whether it can be done at all shows now, and must leave no trace
             kept = {name: values.clone() for name, values in self._buffers.items()}
             try:
                 grown(parameters, buffers, inputs, labels, weights)
@@ -90,7 +87,7 @@ class Stack:
                 for name, values in kept.items():
                     self._buffers[name].copy_(values)
             buffers = {name: values if everyone else values[pick] for name, values in self._buffers.items()}
-            self._unused = unused
+            self._unused[_trained(first)] = unused
         found, losses = grown(parameters, buffers, inputs, labels, weights)
         if not everyone:
             for name, values in buffers.items():
@@ -100,6 +97,28 @@ class Stack:
                 parameter.grad = None if name in unused else found[name][place]
         told: list[float] = losses.detach().tolist()
         return told
+
+
+def _trained(replica: TorchReplica) -> tuple[bool, ...]:
+    return tuple(parameter.requires_grad for parameter in replica.parameters.tensors)
+
+
+def _unused(replica: TorchReplica, batch: Any) -> set[str]:
+    """The parameters, by name, that a batch's loss does not depend on.
+
+    Raises:
+        RuntimeError: A pass changes what the network keeps beside its tensors, which each replica must do for itself.
+    """
+    module, parameters = replica.module, replica.parameters
+    with untouched(module):
+        before = attributes_of(module), _trained(replica)
+        loss = replica.objective.mean(module(*batch.inputs), batch.label, batch.weight)
+        if (attributes_of(module), _trained(replica)) != before:
+            raise RuntimeError("the network counts its passes, or changes what it trains, as it goes")
+        asked = [p for p in parameters.tensors if p.requires_grad]
+        found = torch.autograd.grad(loss, asked, allow_unused=True)
+        used = {id(p) for p, gradient in zip(asked, found, strict=True) if gradient is not None}
+    return {name for name, p in zip(parameters.names, parameters.tensors, strict=True) if id(p) not in used}
 
 
 def _named(parameters: FlatParameters, matrix: Tensor) -> dict[str, Tensor]:

@@ -172,7 +172,7 @@ class Host(Member):
             if model is not None:
                 self._joint.set_model(model)
             for key in range(len(self.layout.fragments)):
-                self._hand(key, self.server.tree(key, Book(self._joint.version)))
+                self._hand(key, self.server.tree(key, Book(self._joint.version, behind=dict(self._joint.behind))))
 
     def _hand(self, key: int, tree: dict[str, Any]) -> None:
         """Gives a tuple to its host."""
@@ -255,7 +255,7 @@ class Host(Member):
         if not is_finite(values):
             self.tell_not_finite(sender, f"table:{sent.number}", "contribution", count_not_finite(values))
             weight = 0.0
-        update = Update(sender, (sent.attempt, sent.number), weight, values, sent.rate)
+        update = Update(sender, (sent.attempt, sent.number), weight, values, sent.rates, frozenset(sent.absent))
         if sent.over:
             self.server.pass_over(key, update)
         if sender in self._done:

@@ -8,7 +8,7 @@ that is sent again, because its reply may have been lost with a connection, coun
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from thinwire.exchange.joint import JointState, slice_state, write_state
 from thinwire.exchange.table.plan import Layout
+from thinwire.parameters import Fragment
 from thinwire.rules.table import may_run_ahead, ready
 from thinwire.strategies import Served
 
@@ -31,8 +32,10 @@ class Update(NamedTuple):
     stamp: Stamp
     weight: float
     values: Tensor
-    rate: float | None = None
-    """The sender's learning rate."""
+    rates: tuple[float, ...] = ()
+    """The sender's learning rates, by the optimizer's groups; none where servers have their own."""
+    absent: frozenset[int] = frozenset()
+    """Parameters, by number, that the sender has no gradient of."""
 
 
 class Reply(NamedTuple):
@@ -52,6 +55,8 @@ class Book:
     """What is known of one tuple beside its values."""
 
     version: int = 0
+    behind: dict[int, int] = field(default_factory=dict)
+    """By parameter, how many versions it took no step in, if any: nobody had a gradient of it."""
     merged: dict[int, Stamp] = field(default_factory=dict)
     """Each worker's last update that is in the values."""
     replies: dict[int, Tensor] = field(default_factory=dict)
@@ -145,14 +150,30 @@ class Server:
         return self._let_go(book, replies)
 
     def _merge(self, key: int, book: Book, updates: list[Update]) -> Tensor:
-        fragment, rate = self._layout.fragments[key], updates[-1].rate
+        fragment, rates = self._layout.fragments[key], updates[-1].rates
         given = [update for update in updates if update.weight]
         if not given:
+            self._passed_over(fragment, book, None)
             return self._unchanged(key)
-        setting = self._setting if rate is None else replace(self._setting, rate=rate)
         now, correct = self._now(key), self._strategy.correct
         corrected = [u._replace(values=correct(u.values, now, book.replies.get(u.worker))) for u in given]
-        return self._joint.merge(fragment, _mean(corrected), book.version, setting)
+        mean, absent = _mean(corrected), frozenset.intersection(*(u.absent for u in given))
+        reply = now.clone()
+        for span in self._strategy.spans(fragment, absent, book.behind):
+            near = Fragment(span.fragment.start - fragment.start, span.fragment.stop - fragment.start)
+            rate = rates[span.group] if span.group < len(rates) else None
+            setting = replace(self._setting, rate=rate, group=span.group)
+            merged = self._joint.merge(span.fragment, near.of(mean), book.version - span.behind, setting)
+            near.of(reply).copy_(merged)
+        self._passed_over(fragment, book, absent)
+        return reply
+
+    def _passed_over(self, fragment: Fragment, book: Book, absent: Collection[int] | None) -> None:
+        """Notes the parameters of a tuple that take no step in its next version; None for all of them."""
+        if absent is None or absent:
+            for number in self._strategy.parameters_in(fragment):
+                if absent is None or number in absent:
+                    book.behind[number] = book.behind.get(number, 0) + 1
 
     def _unchanged(self, key: int) -> Tensor:
         """The reply to workers none of which gave anything."""
@@ -190,13 +211,15 @@ class Server:
             state = slice_state(self._joint.state, self._layout.fragments[key], self._joint.size)
             values = [v.clone() if isinstance(v, Tensor) else v for v in state]
         merged = {str(worker): list(stamp) for worker, stamp in book.merged.items()}
-        return {"state": values, "version": book.version, "merged": merged}
+        behind = {str(number): versions for number, versions in book.behind.items()}
+        return {"state": values, "version": book.version, "merged": merged, "behind": behind}
 
     def put(self, key: int, tree: Mapping[str, Any]) -> None:
         """Takes a tuple over."""
         self.write(key, tree["state"])
         merged = {int(worker): (int(stamp[0]), int(stamp[1])) for worker, stamp in tree["merged"].items()}
-        self.books[key] = Book(int(tree["version"]), merged)
+        behind = {int(number): int(versions) for number, versions in tree.get("behind", {}).items()}
+        self.books[key] = Book(int(tree["version"]), behind, merged)
 
     def write(self, key: int, values: list[Any]) -> None:
         """Writes a tuple's values into the joint state."""

@@ -44,7 +44,9 @@ class _Flight:
     missing: set[int]
     held: set[int]
     """Tuples whose values have yet to be made."""
-    rate: float | None = None
+    rates: tuple[float, ...] = ()
+    absent: frozenset[int] = frozenset()
+    """Parameters, by number, without a gradient."""
     started: float = 0.0
     line: int | None = None
     """Of updates, in which servers know it by its number; None until it was sent."""
@@ -79,6 +81,8 @@ class Table(Host):
         self._views: list[_View] = []
         self._notes: deque[dict[str, Any]] = deque()
         self._unseen: list[Published] = []
+        self._behind: dict[str, int] = {}
+        """By parameter, in how many updates it took no step, as servers last said."""
         self._gone: Name = (0, 0)
         """The last publication that all were told to take up, as far as this worker has heard."""
         self._pages = Publications(self.layout, joint.size, self._tell, self._published, self.time.now)
@@ -116,7 +120,9 @@ class Table(Host):
         keys = set(range(len(self.layout.fragments)))
         held = set(keys) if self._joint.strategy.subject == "gradients" else set()
         reply = torch.empty_like(values)
-        flight = _Flight(fragment, values, weight, reply, keys, held, note.get("rate"), self.time.now())
+        flight = _Flight(
+            fragment, values, weight, reply, keys, held, tuple(note.get("rates") or ()), started=self.time.now()
+        )
         self._flights[round] = flight
         if not held and not is_finite(values):
             self._leave_out(round, flight, values)
@@ -130,8 +136,9 @@ class Table(Host):
         if round in self._flights:
             self._flights[round].withheld = True
 
-    def feed(self, round: int, keys: list[int]) -> None:
+    def feed(self, round: int, keys: list[int], absent: frozenset[int]) -> None:
         if round in self._flights:
+            self._flights[round].absent = absent
             self._flights[round].held.difference_update(keys)
             self._send_off(round, set(keys))
 
@@ -164,6 +171,8 @@ class Table(Host):
             left_out = True
             self.signals.put(LeftOut(round, count_not_finite(values), False))
         weight, values = (0.0, None) if left_out else (flight.weight, values)
+        assert isinstance(self._joint.strategy, Served)
+        absent = flight.absent.intersection(self._joint.strategy.parameters_in(self.layout.fragments[key]))
         self._tell(
             self.host(key),
             messages.Update,
@@ -171,7 +180,8 @@ class Table(Host):
             key=key,
             number=round,
             weight=weight,
-            rate=flight.rate,
+            rates=flight.rates,
+            absent=tuple(sorted(absent)),
             over=flight.over,
         )
 
@@ -381,10 +391,11 @@ class Table(Host):
             raise ValueError("only the first worker publishes")
         self._pages.marked(name, note)
         for key in sorted(self.server.books):
-            state = self.server.tree(key)["state"]
+            tree = self.server.tree(key)
+            state, kept = tree["state"], {"state": tree["state"], "behind": tree["behind"]}
             for member in self._rounds.members:
                 whole = member == sender and "save" in note
-                data = memoryview(self._trees.encode({"state": state})) if whole else state[0].numpy().data
+                data = memoryview(self._trees.encode(kept)) if whole else state[0].numpy().data
                 self._tell(member, Page, data, key=key, name=name, whole=whole)
 
     def _on_page(self, sender: int, page: Page, payload: memoryview | None) -> None:
@@ -392,6 +403,7 @@ class Table(Host):
         if page.whole:
             tree = self._trees.decode(bytes(payload or b""))
             values = list(tree["state"]) if isinstance(tree, dict) else []
+            self._behind.update(dict(tree.get("behind", {})) if isinstance(tree, dict) else {})
         else:
             values = [as_values(payload, self.layout.fragments[key].size)]
         self._pages.page(page.name, key, values, whole=page.whole)
@@ -407,7 +419,7 @@ class Table(Host):
     def _published(self, name: Name, note: dict[str, Any], model: Tensor, tuples: dict[int, list[Any]]) -> None:
         joint, version = None, min((book.version for book in self.server.books.values()), default=0)
         if tuples:
-            joint = self._joint.tree() | {"version": version}
+            joint = self._joint.tree() | {"version": version, "behind": dict(self._behind)}
             for index, field_ in enumerate(joint["state"]):
                 if isinstance(field_, Tensor):
                     for key, values in tuples.items():

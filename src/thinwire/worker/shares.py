@@ -1,0 +1,55 @@
+"""What a worker has done since it last contributed a part of the model: by that its contributions are weighed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from thinwire.parameters import Fragment
+
+
+class Shares:
+    """Steps and rows that a worker had done when it last contributed, fragment by fragment."""
+
+    def __init__(self) -> None:
+        self._begun = (0, 0)
+        self._done: dict[Fragment, tuple[int, int]] = {}
+
+    def start(self, steps: int, rows: int) -> None:
+        """Counts from here: what was done before, here or by a predecessor, is in the model that training goes on from.
+
+        MPCA (Langer et al. 2018), eq. 9: a contribution counts by the steps that are in it.
+        """
+        self._begun, self._done = (steps, rows), {}
+
+    def take(self, fragment: Fragment, steps: int, rows: int) -> tuple[int, int]:
+        """Steps and rows since a fragment was last contributed, and books that it is contributed now.
+
+        Of a fragment cut in another way than before, the part that has waited longest counts.
+        """
+        known = self._done.get(fragment)
+        if known is None:
+            parts = [piece for piece in self._done if piece.start < fragment.stop and fragment.start < piece.stop]
+            covered = sum(min(p.stop, fragment.stop) - max(p.start, fragment.start) for p in parts)
+            known = min([self._done[piece] for piece in parts] + [self._begun] * (covered < fragment.size))
+            for piece in parts:
+                done = self._done.pop(piece)
+                for rest in (Fragment(piece.start, fragment.start), Fragment(fragment.stop, piece.stop)):
+                    if rest.size > 0:
+                        self._done[rest] = done
+        self._done[fragment] = (steps, rows)
+        return steps - known[0], rows - known[1]
+
+    def steps_at(self, fragment: Fragment) -> int | None:
+        """Steps that were done when a fragment was last contributed; None where it never was."""
+        return self._done[fragment][0] if fragment in self._done else None
+
+    @property
+    def newest(self) -> int:
+        """Steps that were done when anything was last contributed; -1 where nothing was."""
+        return max((steps for steps, _ in self._done.values()), default=-1)
+
+    def tree(self) -> list[list[int]]:
+        return [[f.start, f.stop, steps, rows] for f, (steps, rows) in self._done.items()]
+
+    def load(self, tree: Iterable[Iterable[int]]) -> None:
+        self._done = {Fragment(int(a), int(b)): (int(steps), int(rows)) for a, b, steps, rows in tree}
