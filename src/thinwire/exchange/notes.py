@@ -6,7 +6,7 @@ import math
 from dataclasses import fields
 from typing import Any
 
-from thinwire.protocol.messages import form, is_count, is_number, is_text, is_truth, list_of, maybe, or_empty
+from thinwire.protocol.messages import form, is_count, is_number, is_real, is_text, is_truth, list_of, maybe, or_empty
 from thinwire.rules.compression import CODECS
 from thinwire.strategies import Setting
 
@@ -28,6 +28,11 @@ def is_setting(value: Any) -> bool:
     return isinstance(value, dict) and value.keys() <= known and _SETTING(value)
 
 
+def _is_evaluation(value: Any) -> bool:
+    whole = isinstance(value, list) and len(value) == 4 and all(map(is_count, value[:2]))
+    return whole and (value[2] is None or is_real(value[2])) and is_real(value[3]) and value[3] > 0
+
+
 _NOTE = form(
     {},
     rows=is_count,
@@ -42,6 +47,7 @@ _NOTE = form(
     number=is_count,
     by=is_text,
     n=is_count,
+    search=_is_evaluation,
 )
 
 

@@ -13,7 +13,7 @@ from thinwire.errors import ProtocolError
 if TYPE_CHECKING:
     from thinwire.protocol.messages import Header
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Of all messages of a run. It grows with every change that an older thinwire would misunderstand, and only here."""
 
 _log = logging.getLogger("thinwire.coordinator")

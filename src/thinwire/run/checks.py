@@ -24,7 +24,6 @@ from thinwire.placement import Pipeline, Placement, Whole
 from thinwire.replicas import Algorithm, BackPropagation, ContrastiveDivergence, TrainSpec
 from thinwire.replicas.labels import labels_of
 from thinwire.replicas.objectives import Metric, NamedOptimizer, NamedScheduler, Objective, metrics_of
-from thinwire.replicas.searches import needs_closure
 from thinwire.replicas.torch import build_module
 from thinwire.rules.compression import codec as codec_by_name
 from thinwire.run.job import Columns
@@ -130,11 +129,6 @@ def refuse_impossible(
         raise ConfigError(f"a placement spreads back-propagation; {spec.algorithm.name} needs placement=tw.Whole()")
     if isinstance(spec.optimizer, NamedOptimizer):
         made = spec.optimizer([nn.Parameter(torch.zeros(1))])
-        if needs_closure(made) and (strategy.subject == "gradients" or placement.group_size > 1):
-            raise ConfigError(
-                f"{spec.optimizer.name} looks along a direction with losses of its own, and {name_of(strategy)} has "
-                "workers step together; use a strategy that exchanges parameters, such as tw.SparkNet()"
-            )
         if isinstance(spec.scheduler, NamedScheduler):
             spec.scheduler(made)
     late = strategy.timing == "async" and strategy.subject == "gradients"

@@ -31,6 +31,7 @@ from thinwire.worker.ports import Batches
 from thinwire.worker.publisher import Publisher
 from thinwire.worker.replica_state import ReplicaState
 from thinwire.worker.round_trigger import Pace
+from thinwire.worker.search import Search
 from thinwire.worker.state_check import fits
 from thinwire.worker.state_transfer import ReplicaTransfer
 from thinwire.worker.step_statistics import StepStatistics
@@ -66,6 +67,8 @@ class Worker:
         self.publisher = self.publishes(self, save_part)
         self.gradients = self.strategy.subject == "gradients"
         self.served = Served(self) if self.gradients and self.strategy.timing == "async" else None
+        searches = self.gradients and not self.served and replica.searches
+        self.search = Search(self) if searches else None
         self._barrier, self._async = self.strategy.timing == "barrier", self.strategy.timing == "async"
         self._snapshots: dict[int, tuple[Fragment, Snapshot | None]] = {}
         self.spares = BufferPool(self.strategy.in_flight + 1)
@@ -93,6 +96,11 @@ class Worker:
     def replica_replaces_joint(self) -> bool:
         """Whether the replica is the joint model, or becomes it with a generation that this worker has yet to begin."""
         return self.alone
+
+    @property
+    def needs_state(self) -> bool:
+        """Whether the joint state is still on its way to this worker."""
+        return self._needs_state
 
     @property
     def _new(self) -> bool:
@@ -131,6 +139,8 @@ class Worker:
         return not self._stopping and (limit is None or self.meter.steps < limit)
 
     def _step(self, batch: Any) -> None:
+        if self.search:
+            self.search.catch_up()
         begun = self.meter.begin_step()
         self._stepped = True
         together = not self.alone
@@ -152,6 +162,8 @@ class Worker:
         takes = self.nonfinite.takes(loss)
         if together and self.served:
             self.served.end(takes=takes)
+        elif together and self.search:
+            self.search.step(self._rows_of(batch), takes=takes)
         elif together and self.gradients:
             average_gradient(self, self._rows_of(batch), takes=takes)
         elif takes:
@@ -159,6 +171,8 @@ class Worker:
         else:
             self.replica.advance()
         self.adopted = max(self.adopted, self.landed)
+        if self.search and not self._needs_state:  # a request that came in the middle of its step
+            self._hand_over()
         if math.isfinite(loss):
             self.pace.step(loss)
         if not self._barrier and self._waits(self.exchange.next_round):  # who waits for every reply knows a step's time
@@ -239,10 +253,21 @@ class Worker:
         if waits:
             self.await_round(round)
 
-    def send_off(self, round: int, fragment: Fragment, snapshot: Snapshot | None, weight: float, **more: Any) -> None:
+    def send_off(
+        self,
+        round: int,
+        fragment: Fragment,
+        snapshot: Snapshot | None,
+        weight: float,
+        *,
+        announces: bool = True,
+        **more: Any,
+    ) -> None:
         self._snapshots[round] = (fragment, snapshot)
         self.meter.flies(len(self._snapshots))
-        note = self._account() | more | self.publisher.note(round) | self.guard.note()
+        note = self._account() | more | self.guard.note()
+        if announces:
+            note |= self.publisher.note(round)
         if self.lead:
             note |= self._tuner.note(round)
         self.exchange.launch(round, fragment, snapshot, weight, note)
@@ -289,7 +314,8 @@ class Worker:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        self._handover.give(self.adopted)
+        if not (self.search and self.search.under_way):
+            self._handover.give(self.adopted)
 
     def _take(self, signal: signals.Signal) -> None:
         if isinstance(signal, signals.Landed):
@@ -325,7 +351,7 @@ class Worker:
             take_over(self, landed, fragment, snapshot, base)
         for worker, note in landed.notes.items():
             self.totals[worker] = max(self.totals.get(worker, 0), int(note.get("rows", 0)))
-        mid_step = self.mean_gradient is not None
+        mid_step = self.mean_gradient is not None or bool(self.search and self.search.under_way)
         if not mid_step:
             self.adopted = self.landed
         self.publisher.see(landed, mid_step=mid_step)
@@ -372,6 +398,8 @@ class Worker:
         over = [self._snapshots.pop(r) for r in sorted(self._snapshots) if r < landed]
         self._needs_state, self.landed, self.adopted = False, landed, landed
         self._handover.take(caught, over, newcomer=self._new)
+        if self.search:
+            self.search.supersede(caught.tree["replica"])
 
     def _hear(self, header: dict[str, Any]) -> None:
         kind = header["t"]
@@ -400,6 +428,8 @@ class Worker:
         self.wait(lambda: not self._snapshots, "its last rounds", self.plan.deadlines.round_s)
         self._contribute_the_rest()
         self._account_for()
+        if self.search:
+            self.search.only_follows = True
         self.exchange.follow(math.inf)
         self._finished = True
         self.say("finished")
