@@ -29,8 +29,10 @@ def is_setting(value: Any) -> bool:
 
 
 def _is_evaluation(value: Any) -> bool:
-    whole = isinstance(value, list) and len(value) == 4 and all(map(is_count, value[:2]))
-    return whole and (value[2] is None or is_real(value[2])) and is_real(value[3]) and value[3] > 0
+    if not isinstance(value, list) or len(value) != 5 or not all(map(is_count, value[:2])):
+        return False
+    loss, weight, workers = value[2:]
+    return maybe(is_real)(loss) and is_real(weight) and weight > 0 and maybe(list_of(is_count))(workers)
 
 
 _NOTE = form(

@@ -6,6 +6,7 @@ import logging
 import random
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,25 +18,38 @@ from thinwire.placement import Placement
 from thinwire.placement.deferred import network_of
 from thinwire.replicas import TrainSpec
 from thinwire.replicas.searches import needs_closure
-from thinwire.strategies import Strategy, name_of
+from thinwire.rules.compression import codec
+from thinwire.strategies import Measured, Strategy, name_of
 
 _log = logging.getLogger("thinwire.run")
 CYCLES = (0, 1, 2, 10, 100, 1_000, 1_000_000)
 """At which a strategy is asked for its gradient term."""
 
 
-def refuse_searches(model: Any, spec: TrainSpec, strategy: Strategy, placement: Placement) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What of a run decides whether a second evaluation within a step is right."""
+
+    spec: TrainSpec
+    strategy: Strategy
+    placement: Placement
+    exchange: str
+    codec: str
+    """The run's own, for strategies that leave it open."""
+
+
+def refuse_searches(model: Any, setup: Setup) -> None:
     """Makes the optimizer on the driver, and refuses it where its step needs a closure and the run has no right one.
 
     A factory that fails here is left to the workers, which look again at the optimizer that they step with.
     """
-    for factory in (spec.optimizer, getattr(strategy, "optimizer", None)):
-        made = None if factory is None else _made(factory, model, spec.seed)
+    for factory in (setup.spec.optimizer, getattr(setup.strategy, "optimizer", None)):
+        made = None if factory is None else _made(factory, model, setup.spec.seed)
         if made is not None:
-            refuse_search(made, spec, strategy, placement)
+            refuse_search(made, setup)
 
 
-def refuse_search(optimizer: torch.optim.Optimizer, spec: TrainSpec, strategy: Strategy, placement: Placement) -> None:
+def refuse_search(optimizer: torch.optim.Optimizer, setup: Setup) -> None:
     """Refuses an optimizer whose step needs a closure in a run that has no right one.
 
     Raises:
@@ -43,34 +57,55 @@ def refuse_search(optimizer: torch.optim.Optimizer, spec: TrainSpec, strategy: S
     """
     if not needs_closure(optimizer):
         return
-    why = _reason(spec, strategy, placement)
+    why = _reason(setup)
     if why:
         raise ConfigError(
             f"train.optimizer is {type(optimizer).__name__}, whose step evaluates loss and gradient again, and {why}"
         )
 
 
-def _reason(spec: TrainSpec, strategy: Strategy, placement: Placement) -> str:
+def _reason(setup: Setup) -> str:
+    strategy, placement, clip_norm = setup.strategy, setup.placement, setup.spec.clip_norm
     name = name_of(strategy)
     if placement.group_size > 1:
         return (
             f"{type(placement).__name__} spreads one pass over {placement.group_size} workers, which make no second "
             "one within a step; use placement=tw.Whole(), or an optimizer such as SGD or Adam"
         )
-    if strategy.subject == "gradients":
+    if strategy.subject == "gradients" and not _searches(strategy):
         return (
-            f"{name} exchanges one gradient a step, which a second evaluation would drop; use a strategy that "
-            "exchanges parameters, such as tw.SparkNet(), or an optimizer such as SGD or Adam"
+            f"{name} exchanges one gradient a step, which a second evaluation would drop; use tw.Synchronous(), a "
+            "strategy that exchanges parameters, such as tw.SparkNet(), or an optimizer such as SGD or Adam"
         )
     if _adds_to_gradients(strategy):
         return (
             f"{name} adds a term to the gradient, which a second evaluation would lack; use a strategy without one, "
             "such as tw.SparkNet() or tw.MPCA(form='replica'), or an optimizer such as SGD or Adam"
         )
-    if spec.clip_norm is not None:
+    if clip_norm is not None:
         return (
-            f"clip_norm = {spec.clip_norm} would shorten the first gradient of a step alone; leave clip_norm out, or "
+            f"clip_norm = {clip_norm} would shorten the first gradient of a step alone; leave clip_norm out, or "
             "use an optimizer such as SGD or Adam"
+        )
+    return _lossy(setup) if strategy.subject == "gradients" else ""
+
+
+def _searches(strategy: Strategy) -> bool:
+    return strategy.searches and strategy.timing == "barrier" and strategy.quorum == 1.0
+
+
+def _lossy(setup: Setup) -> str:
+    own = setup.strategy.setting(Measured(1, 2, 0, None, None), None).codec
+    packed = codec(own or setup.codec)
+    if packed.lossy:
+        return (
+            f"codec = {packed.name!r} rounds the gradients of an evaluation, and not its loss; use codec='float32', or "
+            "an optimizer such as SGD or Adam"
+        )
+    if setup.exchange == "spark":
+        return (
+            "exchange = 'spark' takes a job for each evaluation, which no test covers; use exchange='mesh', a strategy "
+            "that exchanges parameters, such as tw.SparkNet(), or an optimizer such as SGD or Adam"
         )
     return ""
 

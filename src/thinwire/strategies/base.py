@@ -126,6 +126,10 @@ class Strategy(ABC):
     guards: ClassVar[bool] = False
     """Whether it wants the joint model compared with replicas early in a run (`Measured.hurts`)."""
 
+    searches: ClassVar[bool] = False
+    """Whether an optimizer may evaluate loss and gradient over all workers' rows as often as it likes, a round each:
+    what is adopted of a round is the mean gradient itself."""
+
     @property
     def replicated(self) -> bool:
         """Whether replicas never differ, the optimizer's state with them: each one is the joint model."""

@@ -10,6 +10,9 @@ Why a step is taken again when a worker is lost in the middle of it:
 2. the next evaluation is of two batches: it may be lower without being further down
 3. both workers see in the round's notes that others contributed than to the first, and take the step again from its
    start, with an optimizer that has forgotten what it learnt
+
+So do they where others contribute to a step than to the one before: a difference between gradients of different rows
+says nothing of the curvature.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ if TYPE_CHECKING:
     from thinwire.worker.worker import Worker
 
 NOTE = "search"
-"""What a contributor says with an evaluation: the step's first round, the evaluation's number, loss and weight."""
+"""What a contributor says with an evaluation: the step's first round, the evaluation's number, loss, weight, and who
+contributed to the step before, where it knows that and the evaluation is a step's first."""
 
 
 class _NobodyError(Exception):
@@ -67,6 +71,8 @@ class Search:
         self._began = self._number = 0
         self._announces = False
         self._weights: dict[int, float] = {}
+        self._contributors: list[int] | None = None
+        """To the last step, where this worker has taken one."""
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
@@ -84,6 +90,14 @@ class Search:
         worker = self._worker
         self._share = Share(worker.landed, 1, rows, worker.lead) if takes else None
         self._take()
+
+    def step_alone(self) -> None:
+        """Takes a step on the own rows: there is no other worker."""
+        replica, alone = self._worker.replica, [self._worker.plan.worker]
+        if self._contributors not in (None, alone):
+            replica.begin_anew()
+        self._contributors = alone
+        replica.update()
 
     def follow(self, landed: Landed) -> None:
         """A round has landed: it is an evaluation of the step under way, or begins one of the others."""
@@ -137,6 +151,29 @@ class Search:
         """The closure: the mean loss over all workers' rows, with its gradient in the parameters."""
         landed = self._came.popleft() if self._came else self._exchange()
         told = {worker: note[NOTE] for worker, note in sorted(landed.notes.items()) if NOTE in note}
+        self._check(told)
+        weights = {worker: float(weight) for worker, (_, _, _, weight, _) in told.items()}
+        if self._number == 0:
+            self._begin(told, weights)
+        elif weights != self._weights:
+            raise _OthersError
+        self._number += 1
+        replica = self._worker.replica
+        replica.parameters.scatter_gradients(landed.reply.to(replica.vector.device))
+        losses = [(math.inf if loss is None else loss, weight) for _, _, loss, weight, _ in told.values()]
+        mean = sum(loss * weight for loss, weight in losses) / sum(weights.values())
+        return torch.tensor(mean, dtype=torch.float64)
+
+    def _begin(self, told: dict[int, Any], weights: dict[int, float]) -> None:
+        """A step's first evaluation: of nobody's rows, of other workers' than the step before, or a good one."""
+        if not weights:
+            raise _NobodyError
+        before = next((last for *_, last in told.values() if last is not None), None)
+        self._weights, self._contributors = weights, list(weights)
+        if before is not None and before != self._contributors:
+            raise _OthersError
+
+    def _check(self, told: dict[int, Any]) -> None:
         for worker, (began, number, *_) in told.items():
             if (began, number) != (self._began, self._number):
                 raise DivergedError(
@@ -145,19 +182,6 @@ class Search:
                     "same losses led to different decisions; use an optimizer that draws nothing at random and keeps "
                     "all it learns in its state, on processors of one kind"
                 )
-        weights = {worker: float(weight) for worker, (*_, weight) in told.items()}
-        if self._number == 0:
-            self._weights = weights
-        elif weights != self._weights:
-            raise _OthersError
-        if not weights:
-            raise _NobodyError
-        self._number += 1
-        replica = self._worker.replica
-        replica.parameters.scatter_gradients(landed.reply.to(replica.vector.device))
-        losses = [(math.inf if loss is None else loss, weight) for _, _, loss, weight in told.values()]
-        mean = sum(loss * weight for loss, weight in losses) / sum(weights.values())
-        return torch.tensor(mean, dtype=torch.float64)
 
     def _exchange(self) -> Landed:
         """Contributes to the next round, unless the exchange has taken part in it already, and waits for it."""
@@ -182,7 +206,8 @@ class Search:
             replica.parameters.gather_gradients(gradient)
             host, share = gradient.cpu(), worker.strategy.weight(self._share)
             finite = math.isfinite(loss) and is_finite(host)
-            note = {NOTE: [self._began, self._number, loss if finite else None, share]}
+            last = self._contributors if self._number == 0 else None
+            note = {NOTE: [self._began, self._number, loss if finite else None, share, last]}
             if finite:
                 values, weight = Snapshot(host, host), share
         round, fragment = worker.exchange.claim()

@@ -166,6 +166,8 @@ class Worker:
             self.search.step(self._rows_of(batch), takes=takes)
         elif together and self.gradients:
             average_gradient(self, self._rows_of(batch), takes=takes)
+        elif takes and self.search:
+            self.search.step_alone()
         elif takes:
             self.replica.update()
         else:
