@@ -173,8 +173,6 @@ class Worker:
         else:
             self.replica.advance()
         self.adopted = max(self.adopted, self.landed)
-        if self.search and not self._needs_state:  # a request that came in the middle of its step
-            self._hand_over()
         if math.isfinite(loss):
             self.pace.step(loss)
         if not self._barrier and self._waits(self.exchange.next_round):  # who waits for every reply knows a step's time
@@ -183,6 +181,8 @@ class Worker:
         self.guard.step()
         if self.alone or self._waits(self.exchange.next_round):
             self._consider_round()
+        if self.search and not self._needs_state:  # asked in the middle of its step; publications of it are taken up
+            self._hand_over()
 
     def _waits(self, round: int) -> bool:
         return self._barrier or self.joint.cuts.at(round).setting.wait
