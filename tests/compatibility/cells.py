@@ -118,11 +118,41 @@ class Outcome:
     reason: str = ""
 
 
+@dataclass(frozen=True)
+class Plain:
+    """Plain torch with an optimizer."""
+
+    factory: Factory
+    bfloat16: bool = False
+    """Whether it computes under autocast."""
+
+    def step(self, module: nn.Module, optimizer: torch.optim.Optimizer, rows: Tensor) -> None:
+        """A step on some rows."""
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            with torch.enable_grad(), torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16):
+                loss = nn.functional.cross_entropy(module(INPUTS[rows]), LABELS[rows])
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    def with_all_rows(self) -> list[Tensor]:
+        """The parameters that one optimizer comes to with all rows."""
+        torch.manual_seed(0)
+        module = net()
+        optimizer = self.factory(module.parameters())
+        for _step in range(STEPS):
+            self.step(module, optimizer, torch.arange(ROWS))
+        return [p.detach() for p in module.parameters()]
+
+
 class Shadowed:
     """Makes optimizers, each with another beside it that plain torch feeds."""
 
-    def __init__(self, factory: Factory) -> None:
-        self._factory = factory
+    def __init__(self, plain: Plain) -> None:
+        self._plain, self._factory = plain, plain.factory
         self.distances: list[dict[int, float]] = []
         """Of each optimizer made, how far steps were from the ones beside it, by the worker whose rows those saw."""
         self.stepped = self.exchanged = False
@@ -168,16 +198,15 @@ class Shadowed:
                     for parameter, value in zip(plain.parameters(), before, strict=True):
                         parameter.copy_(value)
             with torch.enable_grad():
-                step(plain, optimizer, mine)
+                self._plain.step(plain, optimizer, mine)
             return [p.detach() for p in plain.parameters()]
 
         return take
 
-    @property
-    def is_equal(self) -> bool:
+    def is_equal(self, tolerance: float) -> bool:
         """Whether each worker's steps were those of the optimizer that was given its rows, after exchanges."""
         workers = [d for d in self.distances if d]
-        own = all(any(d[worker] <= 1 for d in workers) for worker in range(WORKERS))
+        own = all(any(d[worker] <= tolerance for d in workers) for worker in range(WORKERS))
         return own and len(workers) == WORKERS and self.exchanged == self.stepped
 
 
@@ -192,34 +221,12 @@ def rows_of(worker: int) -> Tensor:
     return torch.from_numpy(order[worker::WORKERS].copy())
 
 
-def step(module: nn.Module, optimizer: torch.optim.Optimizer, rows: Tensor) -> None:
-    """A step of plain torch."""
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        with torch.enable_grad():
-            loss = nn.functional.cross_entropy(module(INPUTS[rows]), LABELS[rows])
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-
-
-def with_all_rows(factory: Factory) -> list[Tensor]:
-    """The parameters that one optimizer comes to with all rows."""
-    torch.manual_seed(0)
-    plain = net()
-    optimizer = factory(plain.parameters())
-    for _step in range(STEPS):
-        step(plain, optimizer, torch.arange(ROWS))
-    return [p.detach() for p in plain.parameters()]
-
-
 def outcome(optimizer: Factory, strategy: tw.Strategy, tolerance: float = 1.0, **more: Any) -> Outcome:
     """Runs a cell; `tolerance` is in multiples of `TOLERANCE`."""
     log: list[events.Event] = []
     together = strategy.subject == "gradients"
-    shadowed = Shadowed(optimizer)
+    plain = Plain(optimizer, more.get("precision") == "bfloat16")
+    shadowed = Shadowed(plain)
     settings: dict[str, Any] = {
         "strategy": strategy,
         "optimizer": optimizer if together else shadowed,
@@ -236,9 +243,9 @@ def outcome(optimizer: Factory, strategy: tw.Strategy, tolerance: float = 1.0, *
     except Exception as error:
         return Outcome("neither", f"{type(error).__name__}: {error}")
     if together:
-        far = max(map(_distance, run.model.state_dict().values(), with_all_rows(optimizer)))
+        far = max(map(_distance, run.model.state_dict().values(), plain.with_all_rows()))
         return Outcome("equal") if far <= tolerance else Outcome("neither", f"{far * TOLERANCE:.3g} from one worker")
-    if shadowed.is_equal:
+    if shadowed.is_equal(tolerance):
         return Outcome("equal")
     return Outcome("neither", f"exchanged: {shadowed.exchanged}, stepped: {shadowed.stepped}, {shadowed.distances}")
 
@@ -262,6 +269,8 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
     "Planned": {"placement": tw.Planned(group_size=2)},
     "TensorParallel": {"placement": tw.TensorParallel(group_size=2)},
 }
+CODED = ("Synchronous", "ParameterTable, strict", "SparkNet", "MPCA", "EASGD")
+"""Strategies that leave the codec open, or refuse one."""
 SECTIONS = [
     Section(
         "Optimizers and strategies",
@@ -282,7 +291,26 @@ SECTIONS = [
     Section(
         "Exchanges and strategies",
         f"{WORKERS} workers, with SGD and momentum.",
-        {name: {"optimizer": OPTIMIZERS["SGD, momentum"], "exchange": name} for name in ("mesh", "table", "spark")},
+        {name: {"optimizer": OPTIMIZERS["SGD, momentum"], "exchange": name} for name in ("mesh", "table")},
+        {name: {"strategy": strategy} for name, strategy in STRATEGIES.items()},
+    ),
+    Section(
+        "Codecs and strategies",
+        f"{WORKERS} workers. A parameter may differ by 0.02: the gradients of `Synchronous` are rounded.",
+        {
+            f"{name}, {codec}": {"optimizer": OPTIMIZERS[name], "codec": codec, "tolerance": 20}
+            for name in ("SGD, momentum", "LBFGS, strong Wolfe")
+            for codec in ("bfloat16", "int8")
+        },
+        {name: {"strategy": STRATEGIES[name]} for name in CODED},
+    ),
+    Section(
+        "bfloat16 and strategies",
+        f'{WORKERS} workers with `precision="bfloat16"`. A parameter may differ by 0.02.',
+        {
+            name: {"optimizer": OPTIMIZERS[name], "precision": "bfloat16", "tolerance": 20}
+            for name in ("SGD, momentum", "AdamW")
+        },
         {name: {"strategy": strategy} for name, strategy in STRATEGIES.items()},
     ),
 ]

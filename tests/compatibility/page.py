@@ -12,14 +12,18 @@ Key = tuple[str, str, str]
 """Section, row and column."""
 HEAD = f"""# What works with what
 
-Every cell of these tables is a run in virtual time (`tests/compatibility`), and `make compatibility` writes this page from what the runs came to. A cell says one of two things:
+Every cell of these tables is a run in virtual time (`tests/compatibility`). `make compatibility` writes this page from
+what the runs came to. A cell says one of two things:
 
-- **=**: the run is equal to plain torch. Under `Synchronous` and `ParameterTable` (strict, or with one group) the model is the one that a single optimizer comes to with all workers'
-  rows after {STEPS} steps. Under the other strategies each worker's steps are those of an optimizer of its own, with the worker's rows, from where the exchange has left the replica. A
-  parameter may differ by {TOLERANCE:g}, absolute and relative.
-- **A number**: `fit` refuses the run with a `ConfigError` before a worker starts, and the reason with that number says what to use instead.
+- **=**: the run is equal to plain torch. Under `Synchronous` and `ParameterTable` (strict, or with one group) the model
+  is the one that a single optimizer comes to with all workers' rows after {STEPS} steps. Under the other strategies
+  each worker's steps are those of an optimizer of its own, with the worker's rows, from where the exchange has left the
+  replica. A parameter may differ by {TOLERANCE:g}, absolute and relative, where the table does not say otherwise.
+- **A number**: `fit` refuses the run with a `ConfigError` before a worker starts. The reason with that number says what
+  to use instead.
 
-A test fails where a cell is neither, or is not what this page says.
+A test fails where a cell is neither, or is not what this page says. The tables leave out what virtual time cannot run:
+`exchange="spark"` and `Pipeline`.
 """
 
 

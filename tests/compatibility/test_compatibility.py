@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.compatibility.cells import SECTIONS, SOME, Outcome
-from tests.compatibility.page import Key, general, keys, read, written
+from tests.compatibility.page import PAGE, Key, general, keys, read, written
 
 FEW = {section.title: set(section.rows) & {"SGD, lr a tensor", *SOME} or set(section.rows) for section in SECTIONS}
 """Rows that `make test` runs too: an optimizer of each kind."""
@@ -19,7 +19,7 @@ def _cell(key: Key) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("key", map(_cell, keys()))
+@pytest.mark.parametrize("key", [_cell(key) for key in keys()])
 def test_a_cell_is_equal_to_plain_torch_or_refused_as_the_page_says(key: Key) -> None:
     title, row, column = key
     found = next(section for section in SECTIONS if section.title == title).outcome(row, column)
@@ -30,8 +30,6 @@ def test_a_cell_is_equal_to_plain_torch_or_refused_as_the_page_says(key: Key) ->
 def test_the_page_is_what_its_cells_make_it() -> None:
     said = read()
     assert list(said) == keys()
-    from tests.compatibility.page import PAGE
-
     assert written(said) == PAGE.read_text()
 
 
