@@ -28,7 +28,8 @@ TOLERANCE = 1e-3
 RANDOM = np.random.default_rng(0)
 X = RANDOM.standard_normal((ROWS, 4)).astype("f4")
 Y = RANDOM.integers(0, CLASSES, ROWS)
-INPUTS, LABELS = torch.from_numpy(X), torch.from_numpy(Y)
+W = RANDOM.uniform(0.1, 3.0, ROWS).astype("f4")
+INPUTS, LABELS, WEIGHTS = torch.from_numpy(X), torch.from_numpy(Y), torch.from_numpy(W)
 
 Factory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -125,6 +126,8 @@ class Plain:
     factory: Factory
     bfloat16: bool = False
     """Whether it computes under autocast."""
+    weighted: bool = False
+    """Whether rows have weights."""
 
     def step(self, module: nn.Module, optimizer: torch.optim.Optimizer, rows: Tensor) -> None:
         """A step on some rows."""
@@ -132,7 +135,9 @@ class Plain:
         def closure() -> Tensor:
             optimizer.zero_grad()
             with torch.enable_grad(), torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16):
-                loss = nn.functional.cross_entropy(module(INPUTS[rows]), LABELS[rows])
+                losses = nn.functional.cross_entropy(module(INPUTS[rows]), LABELS[rows], reduction="none")
+                weights = WEIGHTS[rows] if self.weighted else torch.ones(len(rows))
+                loss = (losses * weights).sum() / weights.sum()
             loss.backward()
             return loss
 
@@ -225,7 +230,7 @@ def outcome(optimizer: Factory, strategy: tw.Strategy, tolerance: float = 1.0, *
     """Runs a cell; `tolerance` is in multiples of `TOLERANCE`."""
     log: list[events.Event] = []
     together = strategy.subject == "gradients"
-    plain = Plain(optimizer, more.get("precision") == "bfloat16")
+    plain = Plain(optimizer, more.get("precision") == "bfloat16", "weight" in more)
     shadowed = Shadowed(plain)
     settings: dict[str, Any] = {
         "strategy": strategy,
@@ -237,7 +242,7 @@ def outcome(optimizer: Factory, strategy: tw.Strategy, tolerance: float = 1.0, *
         "callbacks": [log.append],
     }
     try:
-        run = tw.fit(net, (X, Y), **(settings | more))
+        run = tw.fit(net, {"features": X, "label": Y} | ({"w": W} if plain.weighted else {}), **(settings | more))
     except ConfigError as error:
         return Outcome("neither" if log else "refused", str(error))
     except Exception as error:
@@ -263,7 +268,10 @@ class Section:
         return outcome(**(self.rows[row] | self.columns[column]))
 
 
-SOME = ("SGD, momentum", "Adam", "Adafactor", "Muon", "LBFGS, strong Wolfe", "ConjugateGradient")
+TABLES = ("ParameterTable, strict", "ParameterTable, one group")
+PIECES = ("NAdam", "ASGD", "Adafactor", "Muon")
+"""Optimizers that cannot step pieces of parameters, which tables and placements have them do."""
+SOME = ("SGD, momentum", "Adam", "LBFGS, strong Wolfe", "ConjugateGradient")
 GROUPED = {"cluster": tw.Simulated(workers=4, step_s=0.01)}
 PLACEMENTS: dict[str, dict[str, Any]] = {
     "Planned": {"placement": tw.Planned(group_size=2)},
@@ -276,7 +284,13 @@ SECTIONS = [
         "Optimizers and strategies",
         f"{WORKERS} workers, each with a replica of its own, over the exchange that the strategy takes by itself.",
         {name: {"optimizer": factory} for name, factory in OPTIMIZERS.items()},
-        {name: {"strategy": strategy} for name, strategy in STRATEGIES.items()},
+        {name: {"strategy": strategy} for name, strategy in STRATEGIES.items() if name not in TABLES},
+    ),
+    Section(
+        "Optimizers and parameter tables",
+        f"{WORKERS} workers, whose servers step.",
+        {name: {"optimizer": factory} for name, factory in OPTIMIZERS.items() if name not in PIECES},
+        {name: {"strategy": STRATEGIES[name]} for name in TABLES},
     ),
     Section(
         "Optimizers and placements",
@@ -293,6 +307,25 @@ SECTIONS = [
         f"{WORKERS} workers, with SGD and momentum.",
         {name: {"optimizer": OPTIMIZERS["SGD, momentum"], "exchange": name} for name in ("mesh", "table")},
         {name: {"strategy": strategy} for name, strategy in STRATEGIES.items()},
+    ),
+    Section(
+        "Rows with weights and strategies",
+        f"{WORKERS} workers; plain torch has the loss Σ w·l / Σ w.",
+        {
+            name: {"optimizer": OPTIMIZERS[name], "weight": "w", "inputs": ["features"]}
+            for name in ("SGD, momentum", "LBFGS, strong Wolfe")
+        },
+        {name: {"strategy": strategy} for name, strategy in STRATEGIES.items()},
+    ),
+    Section(
+        "Rows with weights and placements",
+        "Four workers, two to a replica, with SGD and momentum.",
+        {"weights": {"optimizer": OPTIMIZERS["SGD, momentum"], "weight": "w", "inputs": ["features"]}},
+        {
+            f"{placed}, {name}": GROUPED | placement | {"strategy": STRATEGIES[name]}
+            for placed, placement in PLACEMENTS.items()
+            for name in ("Synchronous", "ParameterTable, strict")
+        },
     ),
     Section(
         "Codecs and strategies",

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from thinwire.errors import ConfigError
-from thinwire.rules.optimizer import is_elementwise, slots, step
+from thinwire.rules.optimizer import slots, step
 
 OPTIMIZERS: dict[str, Any] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -57,26 +57,3 @@ def test_its_arguments_stay_as_they_were() -> None:
 def test_one_that_keeps_other_numbers_is_refused(name: str, keeps: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} keeps '{keeps}'"):
         slots(lambda p: getattr(torch.optim, name)(p))
-
-
-@pytest.mark.parametrize(
-    ("factory", "expected"),
-    [
-        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), True),
-        (lambda p: torch.optim.Rprop(p, lr=0.1), True),
-        (lambda p: torch.optim.Adafactor(p), False),
-        (lambda p: torch.optim.Muon(p), False),
-    ],
-    ids=["SGD", "Rprop", "Adafactor", "Muon"],
-)
-def test_an_optimizer_that_looks_at_the_shape_of_a_parameter_is_told_from_one_that_does_not(
-    factory: Any, expected: bool
-) -> None:
-    assert is_elementwise(factory) is expected
-
-
-def test_of_an_optimizer_that_takes_neither_shape_nothing_is_held_against_it() -> None:
-    def picky(parameters: Any) -> torch.optim.Optimizer:
-        raise ValueError("another shape, please")
-
-    assert is_elementwise(picky)

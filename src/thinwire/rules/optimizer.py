@@ -42,30 +42,6 @@ def slots(factory: Factory) -> tuple[str, ...]:
     return tuple(found)
 
 
-def is_elementwise(factory: Factory) -> bool:
-    """Whether an optimizer steps each element by itself: the same in a table of numbers and in a row of them.
-
-    >>> is_elementwise(lambda p: torch.optim.Adam(p))
-    True
-    >>> is_elementwise(lambda p: torch.optim.Adafactor(p))
-    False
-
-    Servers and groups of workers hold parameters in pieces; Adafactor and Muon need them as the model has them.
-    """
-    stepped = []
-    for shape in ((2, 3), (6,)):
-        parameter = nn.Parameter(torch.linspace(-1.0, 1.0, 6).view(shape))
-        try:
-            optimizer = factory([parameter])
-        except ValueError:  # it takes one of the shapes only, or neither
-            continue
-        for scale in (1.0, -0.5):
-            parameter.grad = (torch.tensor([3.0, -1.0, 0.5, 2.0, -4.0, 1.0]) * scale).view(shape)
-            optimizer.step()
-        stepped.append(parameter.detach().flatten())
-    return not stepped or (len(stepped) == 2 and torch.allclose(stepped[0], stepped[1], rtol=1e-5, atol=1e-6))
-
-
 def step(
     factory: Factory,
     names: Sequence[str],

@@ -35,7 +35,7 @@ from thinwire.protocol.observation import Observer, unobserved
 from thinwire.replicas import TorchReplica, TrainSpec
 from thinwire.replicas.labels import ANY, Labels
 from thinwire.replicas.torch import resolve_device
-from thinwire.run.optimizers import Setup, refuse_optimizer
+from thinwire.run.searches import Setup, refuse_search
 from thinwire.strategies import Strategy
 from thinwire.transport.ports import Link, Wire
 from thinwire.worker.group_worker import GroupWorker
@@ -218,7 +218,7 @@ def _build(
     setup = Setup(
         spec=spec, strategy=job.strategy, placement=job.placement, exchange=job.exchange, codec=job.plan.codec
     )
-    refuse_optimizer(replica.optimizer, setup)
+    refuse_search(replica.optimizer, setup)
     kept = _kept(job, worker, first)
     replicas = job.workers // job.placement.group_size
     strategy = job.strategy.with_optimizer(spec.optimizer)

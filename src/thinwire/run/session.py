@@ -50,8 +50,8 @@ from thinwire.run.checks import (
 )
 from thinwire.run.driver import Earlier, Run
 from thinwire.run.job import Columns, Job, Transform
-from thinwire.run.optimizers import Setup, refuse_optimizers
 from thinwire.run.run_log import RunLog
+from thinwire.run.searches import Setup, refuse_searches
 from thinwire.strategies import Strategy, name_of
 from thinwire.transport.ports import Hub, Wire
 from thinwire.transport.reliable import ReliableHub, ReliableWire
@@ -201,7 +201,7 @@ def fit(
     if carrier == "spark" and deadlines is None:  # jobs are slow, and letters are not lost
         patience = dataclasses.replace(patience, stall_s=300.0, silence_s=60.0, prepare_s=60.0)
     refuse_impossible(spec, chosen, codec, spread, on_nonfinite, epochs=epochs, steps=steps, batch_size=batch_size)
-    refuse_optimizers(factory, Setup(spec=spec, strategy=chosen, placement=spread, exchange=carrier, codec=codec))
+    refuse_searches(factory, Setup(spec=spec, strategy=chosen, placement=spread, exchange=carrier, codec=codec))
     if validation is None and (until is not None or stop is not None):
         asked = "until" if until is not None else "stop"
         raise ConfigError(f"{asked} looks at validation rows and there are none; give validation=0.1, or other rows")

@@ -75,7 +75,8 @@ class Share:
 
     round: int
     steps: int
-    rows: int
+    rows: float
+    """Of a gradient, the sum of the rows' weights where they have weights."""
     lead: bool
 
 

@@ -85,10 +85,10 @@ class Search:
         worker = self._worker
         return worker.alone or (worker.exchange.next_round <= worker.landed and not worker.needs_state)
 
-    def step(self, rows: int, *, takes: bool) -> None:
+    def step(self, rows: float, *, takes: bool) -> None:
         """Takes a step with the others, on the gradient just computed; one that is not taken contributes nothing."""
         worker = self._worker
-        self._share = Share(worker.landed, 1, rows, worker.lead) if takes else None
+        self._share = Share(worker.landed, 1, rows, worker.lead) if takes and rows > 0 else None
         self._take()
 
     def step_alone(self) -> None:

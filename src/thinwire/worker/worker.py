@@ -151,7 +151,7 @@ class Worker:
             if not self._barrier:
                 self._consider_round()
         if together and self.served:
-            self.served.begin(self._rows_of(batch))
+            self.served.begin(self._weight_of(batch))
         loss = self.replica.gradient(batch)
         if together:
             with torch.no_grad():
@@ -163,9 +163,9 @@ class Worker:
         if together and self.served:
             self.served.end(takes=takes)
         elif together and self.search:
-            self.search.step(self._rows_of(batch), takes=takes)
+            self.search.step(self._weight_of(batch), takes=takes)
         elif together and self.gradients:
-            average_gradient(self, self._rows_of(batch), takes=takes)
+            average_gradient(self, self._weight_of(batch), takes=takes)
         elif takes and self.search:
             self.search.step_alone()
         elif takes:
@@ -187,8 +187,8 @@ class Worker:
     def _waits(self, round: int) -> bool:
         return self._barrier or self.joint.cuts.at(round).setting.wait
 
-    def _rows_of(self, batch: Any) -> int:
-        return int(batch.num_rows)  # that a gradient is of
+    def _weight_of(self, batch: Any) -> float:
+        return float(self.replica.spec.algorithm.weight_of(batch))
 
     def _book(self, begun: float, batch: Any, loss: float) -> None:
         epoch, number = batch.position

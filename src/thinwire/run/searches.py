@@ -1,8 +1,4 @@
-"""Refuses an optimizer in a run where its steps would not be those that it takes on one worker.
-
-There are two kinds. One whose step needs a closure evaluates the loss again, which must be what workers exchange. One
-whose step looks at a parameter's shape must be given parameters as the model has them, not pieces of them.
-"""
+"""Refuses an optimizer that evaluates the loss itself where what it evaluates would not be what workers exchange."""
 
 from __future__ import annotations
 
@@ -20,10 +16,8 @@ from torch import nn
 from thinwire.errors import ConfigError
 from thinwire.placement import Placement
 from thinwire.placement.deferred import network_of
-from thinwire.placement.kinds import Layered
 from thinwire.replicas import TrainSpec
 from thinwire.replicas.searches import needs_closure
-from thinwire.rules import optimizer as rules
 from thinwire.rules.compression import codec
 from thinwire.strategies import Measured, Strategy, name_of
 
@@ -44,42 +38,18 @@ class Setup:
     """The run's own, for strategies that leave it open."""
 
 
-def refuse_optimizers(model: Any, setup: Setup) -> None:
-    """Makes the optimizer on the driver, and refuses it where its steps would be wrong.
+def refuse_searches(model: Any, setup: Setup) -> None:
+    """Makes the optimizer on the driver, and refuses it where its step needs a closure and the run has no right one.
 
     A factory that fails here is left to the workers, which look again at the optimizer that they step with.
     """
     for factory in (setup.spec.optimizer, getattr(setup.strategy, "optimizer", None)):
         made = None if factory is None else _made(factory, model, setup.spec.seed)
         if made is not None:
-            refuse_optimizer(made, setup)
-    served = setup.strategy.timing == "async" and setup.strategy.subject == "gradients"
-    if served or isinstance(setup.placement, Layered):
-        stepping = getattr(setup.strategy, "optimizer", None) or setup.spec.optimizer
-        _refuse_shapes(stepping if served else setup.spec.optimizer, setup)
-    if served:
-        setup.strategy.with_optimizer(setup.spec.optimizer).open(torch.zeros(4))  # refuses what servers cannot keep
+            refuse_search(made, setup)
 
 
-def _refuse_shapes(factory: Callable[[Any], Any], setup: Setup) -> None:
-    """Refuses an optimizer whose step depends on a parameter's shape where it is given pieces of parameters."""
-    try:
-        if rules.is_elementwise(factory):
-            return
-        name = type(factory([nn.Parameter(torch.zeros(2, 3))])).__name__
-    except Exception as error:
-        _log.info("the optimizer is not known here: %s: %s", type(error).__name__, error)
-        return
-    where, instead = f"{name_of(setup.strategy)} has servers step", "tw.Synchronous()"
-    if isinstance(setup.placement, Layered):
-        where, instead = f"{type(setup.placement).__name__} has workers step", "placement=tw.Whole()"
-    raise ConfigError(
-        f"train.optimizer is {name}, whose step depends on the shape of a parameter, and {where} pieces of parameters; "
-        f"use {instead}, or an optimizer that steps each element by itself, such as SGD or Adam"
-    )
-
-
-def refuse_optimizer(optimizer: torch.optim.Optimizer, setup: Setup) -> None:
+def refuse_search(optimizer: torch.optim.Optimizer, setup: Setup) -> None:
     """Refuses an optimizer whose step needs a closure in a run that has no right one.
 
     Raises:
