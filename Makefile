@@ -19,7 +19,7 @@ TARGET ?=
 INPUTS ?= 1000000
 
 .PHONY: demo quick test test-all checks lint types layers rules browser docs fuzz matrix spark35 release-check format clean lock audit
-.PHONY: durations coverage mutations
+.PHONY: durations coverage mutations compatibility
 
 demo: $(STAMP)
 	$(BIN)/python examples/spark_digits.py
@@ -49,6 +49,10 @@ coverage: $(STAMP) browser
 # Plants each of the twenty mistakes in a copy of the tree; the tests named for it must fail.
 mutations: $(STAMP)
 	$(BIN)/python -m tests.mutations
+
+# docs/reference/what-works-with-what.md anew: each of its cells is a run in virtual time.
+compatibility: $(STAMP)
+	$(BIN)/python -m tests.compatibility
 
 # Side by side: mypy takes one processor, the others one after the other less than that.
 checks: $(STAMP)

@@ -248,8 +248,8 @@ def test_searching_optimizers_train_with_an_exchange_and_resume(optimizer: str, 
     assert result.summary["val_accuracy"] > 0.85
     more = tw.fit("mlp", "digits", epochs=8, resume=str(tmp_path), **settings)
     assert more.summary["steps"] > result.summary["steps"]
-    with pytest.raises(ConfigError, match="use a strategy that exchanges parameters"):
-        tw.fit("mlp", "digits", epochs=1, **settings | {"strategy": tw.Synchronous(), "optimizer": optimizer})
+    with pytest.raises(ConfigError, match="a strategy that exchanges parameters"):
+        tw.fit("mlp", "digits", epochs=1, **settings | {"strategy": tw.ParameterTable(), "optimizer": optimizer})
 
 
 def _lbfgs(parameters: Any) -> torch.optim.Optimizer:

@@ -6,7 +6,7 @@ import math
 from dataclasses import fields
 from typing import Any
 
-from thinwire.protocol.forms import form, is_count, is_number, is_text, is_truth, list_of, maybe, or_empty
+from thinwire.protocol.forms import form, is_count, is_number, is_real, is_text, is_truth, list_of, maybe, or_empty
 from thinwire.rules.compression import CODECS
 from thinwire.strategies import Setting
 
@@ -29,6 +29,13 @@ def is_setting(value: Any) -> bool:
     return isinstance(value, dict) and value.keys() <= known and _SETTING(value)
 
 
+def _is_evaluation(value: Any) -> bool:
+    if not isinstance(value, list) or len(value) != 5 or not all(map(is_count, value[:2])):
+        return False
+    loss, weight, workers = value[2:]
+    return maybe(is_real)(loss) and is_real(weight) and weight > 0 and maybe(list_of(is_count))(workers)
+
+
 _NOTE = form(
     {},
     rows=is_count,
@@ -44,6 +51,7 @@ _NOTE = form(
     number=is_count,
     by=is_text,
     n=is_count,
+    search=_is_evaluation,
 )
 
 

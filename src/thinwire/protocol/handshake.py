@@ -11,7 +11,7 @@ from thinwire.errors import ProtocolError
 from thinwire.protocol.messages import Join
 from thinwire.version import __version__
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Of all messages of a run. It grows with every change that an older thinwire would misunderstand, and only here."""
 
 _log = logging.getLogger("thinwire.coordinator")

@@ -32,6 +32,10 @@ class Algorithm(ABC):
             memory: of this worker: "steps" counts those taken; tensors put there go into its checkpoints.
         """
 
+    def weight_of(self, batch: Any) -> float:
+        """What a batch's loss is a mean over, and so what its gradient counts by beside those of other workers."""
+        return float(batch.num_rows)
+
 
 @dataclass(frozen=True, kw_only=True)
 class BackPropagation(Algorithm):
@@ -42,6 +46,9 @@ class BackPropagation(Algorithm):
     def loss(self, module: nn.Module, batch: Any, objective: Objective, memory: Memory) -> tuple[Tensor, Tensor]:
         found = objective.mean(module(*batch.inputs), batch.label, batch.weight)
         return found, found
+
+    def weight_of(self, batch: Any) -> float:
+        return float(batch.num_rows if batch.weight is None else batch.weight.sum())
 
 
 @dataclass(frozen=True, kw_only=True)

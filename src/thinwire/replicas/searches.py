@@ -6,6 +6,7 @@ torch's own `LBFGS` is of the same kind.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -31,7 +32,7 @@ class ConjugateGradient(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr, "iterations": iterations, "halvings": halvings})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float]) -> float:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any]) -> float:  # type: ignore[override]
         """Follows a few directions; `closure` computes loss and gradients anew."""
         group = self.param_groups[0]
         held = [p for g in self.param_groups for p in g["params"]]
@@ -72,7 +73,7 @@ class ConjugateGradient(torch.optim.Optimizer):
         direction: Tensor,
         loss: float,
         slope: float,
-        evaluate: Callable[[], float],
+        evaluate: Callable[[], Any],
         group: dict[str, Any],
     ) -> tuple[float, Tensor, bool]:
         """Moves along a direction until Armijo's rule is met; back to where it was if that never happens."""
@@ -104,5 +105,24 @@ def _put(held: list[nn.Parameter], vector: Tensor) -> None:
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer has to compute the loss again itself."""
-    return isinstance(optimizer, (ConjugateGradient, torch.optim.LBFGS))
+    """Whether an optimizer's step must be given a closure, which computes loss and gradients again.
+
+    >>> needs_closure(torch.optim.LBFGS([nn.Parameter(torch.zeros(1))]))
+    True
+    >>> needs_closure(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
+    False
+    """
+    return bool(_required(optimizer))
+
+
+def step_along(optimizer: torch.optim.Optimizer, closure: Callable[[], Tensor]) -> None:
+    """Takes a step of an optimizer that needs a closure, whatever its step calls it."""
+    asked = _required(optimizer)[0]
+    step: Callable[..., Any] = optimizer.step
+    step(**{asked.name: closure}) if asked.kind is asked.KEYWORD_ONLY else step(closure)
+
+
+def _required(optimizer: torch.optim.Optimizer) -> list[inspect.Parameter]:
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    asked = inspect.signature(optimizer.step).parameters.values()
+    return [each for each in asked if each.default is each.empty and each.kind not in variable]

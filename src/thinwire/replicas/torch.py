@@ -32,7 +32,7 @@ from thinwire.replicas.objectives import (
 )
 from thinwire.replicas.owed import Owed
 from thinwire.replicas.schedules import Asked, begun, go_on, plain, position, resume
-from thinwire.replicas.searches import needs_closure
+from thinwire.replicas.searches import needs_closure, step_along
 from thinwire.rules.finite import is_finite
 
 
@@ -122,6 +122,7 @@ class TorchReplica:
         self.steps = 0
         self.searches = needs_closure(self.optimizer)
         self._batch: Any = None
+        self._fresh: Tensor | None = None
         self._memory: Memory = {}
         self.objective = Objective(spec.loss)
         self._metrics = metrics_of(spec.metrics)
@@ -151,7 +152,7 @@ class TorchReplica:
             loss, shown = self.spec.algorithm.loss(self.module, batch, self.objective, self._memory)
         self._refuse_thawed()
         if self.searches:
-            self._batch = batch
+            self._batch, self._fresh = batch, loss.detach()
         if self.device.type != "cpu":
             self.backward(loss)
             return self._owed.loss(self.steps + 1, shown.detach())
@@ -174,23 +175,27 @@ class TorchReplica:
         """Makes the gradients of a loss; whoever watches them hears of each."""
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def update(self) -> None:
-        """Takes the optimizer step on the gradients as they are now."""
+    def update(self, evaluate: Callable[[], Tensor] | None = None) -> None:
+        """Takes the optimizer step on the gradients as they are now; `evaluate` makes them anew where it needs that."""
         self.clip()
         if self.searches:
-            self.optimizer.step(self._again)
+            step_along(self.optimizer, evaluate or self.again)
         else:
             self.optimizer.step()
         self.advance()
 
-    def _again(self) -> float:
-        """The loss and gradients of the step's batch, with the parameters as they are now."""
+    def again(self) -> Tensor:
+        """The loss and gradients of the step's batch with the parameters as they are now: first those just computed."""
+        found, self._fresh = self._fresh, None
+        return self._evaluated() if found is None else found
+
+    def _evaluated(self) -> Tensor:
         for parameter in self.parameters.tensors:
             parameter.grad = None
-        with self.autocast():
+        with torch.enable_grad(), self.autocast():
             loss, _ = self.spec.algorithm.loss(self.module, self._batch, self.objective, self._memory)
         loss.backward()  # type: ignore[no-untyped-call]
-        return float(loss.detach())
+        return loss.detach()
 
     def clip(self) -> None:
         """Makes the gradients as short as they are to be at most."""

@@ -18,7 +18,6 @@ from thinwire.placement import Pipeline, Placement, Whole
 from thinwire.replicas import Algorithm, BackPropagation, ContrastiveDivergence, TrainSpec
 from thinwire.replicas.labels import labels_of
 from thinwire.replicas.objectives import Metric, NamedOptimizer, NamedScheduler
-from thinwire.replicas.searches import needs_closure
 from thinwire.run.trial import Trial
 from thinwire.strategies import Measured, Served, Strategy, name_of
 
@@ -89,12 +88,7 @@ def refuse_impossible(spec: TrainSpec, strategy: Strategy, codec: str, placement
     if placement.group_size > 1 and not isinstance(spec.algorithm, BackPropagation):
         raise ConfigError(f"a placement spreads back-propagation; {spec.algorithm.name} needs placement=tw.Whole()")
     if isinstance(spec.optimizer, NamedOptimizer):
-        made = spec.optimizer([nn.Parameter(torch.zeros(1))])
-        if needs_closure(made) and (strategy.subject == "gradients" or placement.group_size > 1):
-            raise ConfigError(
-                f"{spec.optimizer.name} looks along a direction with losses of its own, and {name_of(strategy)} has "
-                "workers step together; use a strategy that exchanges parameters, such as tw.SparkNet()"
-            )
+        spec.optimizer([nn.Parameter(torch.zeros(1))])
     if isinstance(spec.scheduler, NamedScheduler):
         spec.scheduler(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
     late = strategy.timing == "async" and strategy.subject == "gradients"

@@ -36,6 +36,7 @@ from thinwire.protocol.observation import Observer, unobserved
 from thinwire.replicas import TorchReplica, TrainSpec
 from thinwire.replicas.labels import ANY, Labels
 from thinwire.replicas.torch import resolve_device
+from thinwire.run.searches import Setup, refuse_search
 from thinwire.strategies import Strategy
 from thinwire.transport.ports import Link, Wire
 from thinwire.worker.group_worker import GroupWorker
@@ -216,6 +217,10 @@ def _build(
         greeting["meets"] = replica.crew.address if replica.crew.part == 0 else None
     else:
         replica = job.replica(job.model, replace(spec, device="cpu") if helps else spec, worker)
+    setup = Setup(
+        spec=spec, strategy=job.strategy, placement=job.placement, exchange=job.exchange, codec=job.plan.codec
+    )
+    refuse_search(replica.optimizer, setup)
     kept = _kept(job, worker, first)
     replicas = job.workers // job.placement.group_size
     strategy = job.strategy.with_optimizer(spec.optimizer).laid_out(replica.parameters, replica.optimizer_by)

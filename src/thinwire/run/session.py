@@ -57,6 +57,7 @@ from thinwire.run.driver import Earlier, Run
 from thinwire.run.job import Columns, Job, Transform
 from thinwire.run.optimizers import refuse_optimizer
 from thinwire.run.run_log import RunLog
+from thinwire.run.searches import Setup, refuse_searches
 from thinwire.run.trial import Trial
 from thinwire.strategies import Relay, Strategy, name_of
 from thinwire.transport.ports import Hub, Wire
@@ -220,6 +221,7 @@ def fit(
         patience = dataclasses.replace(patience, stall_s=300.0, silence_s=60.0, prepare_s=60.0)
     refuse_impossible(spec, chosen, codec, spread)
     refuse_optimizer(network, spec, chosen, spread)
+    refuse_searches(factory, Setup(spec=spec, strategy=chosen, placement=spread, exchange=carrier, codec=codec))
     if resume is not None and out is None:
         out = resume
     target = target_for(until, stop, spec.metrics, validated=validation is not None)

@@ -76,7 +76,8 @@ class Share:
 
     round: int
     steps: int
-    rows: int
+    rows: float
+    """Of a gradient, the sum of the rows' weights where they have weights."""
     lead: bool
 
 
@@ -128,6 +129,10 @@ class Strategy(ABC):
 
     guards: ClassVar[bool] = False
     """Whether it wants the joint model compared with replicas early in a run (`Measured.hurts`)."""
+
+    searches: ClassVar[bool] = False
+    """Whether an optimizer may evaluate loss and gradient over all workers' rows as often as it likes, a round each:
+    what is adopted of a round is the mean gradient itself."""
 
     @property
     def replicated(self) -> bool:

@@ -21,6 +21,7 @@ class Synchronous(Strategy):
 
     timing: ClassVar[Timing] = "barrier"
     subject: ClassVar[Subject] = "gradients"
+    searches: ClassVar[bool] = True
 
     codec: str | None = None
 

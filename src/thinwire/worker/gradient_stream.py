@@ -89,8 +89,8 @@ class Served:
         self._making = -1
         """The round whose gradient is being made; below 0 for none."""
 
-    def begin(self, rows: int) -> None:
-        """A gradient over so many rows is about to be made; it goes out as it is."""
+    def begin(self, rows: float) -> None:
+        """A gradient over so many rows, or rows of such a weight, is about to be made; it goes out as it is."""
         worker = self._worker
         round, fragment = worker.exchange.claim()
         self._stream.begin(functools.partial(worker.exchange.feed, round))
@@ -122,7 +122,7 @@ class Served:
         return round
 
 
-def average_gradient(worker: Worker, rows: int, *, takes: bool) -> None:
+def average_gradient(worker: Worker, rows: float, *, takes: bool) -> None:
     """Takes the step of the workers' mean gradient, to which one that is not finite gives nothing.
 
     A parameter takes a step where any worker has a gradient of it; a worker that has none counts as zero. No step is

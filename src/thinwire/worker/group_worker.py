@@ -22,6 +22,8 @@ from thinwire.protocol.observation import GroupLeft
 from thinwire.worker.group_publisher import Agreed, GroupPublisher, Held
 from thinwire.worker.worker import REPORT_S, Worker
 
+WEIGHT = 1
+"""Where in what members say at a meeting the weight of their rows is; their number is before it."""
 IDLE_S = 0.02
 PATIENCE = 4
 """Times the silence after which a worker counts as lost: so long a member waits for another, who may await a peer."""
@@ -100,6 +102,7 @@ class GroupWorker(Worker):
         self._of_group = self._in_step = 0
         self._weighs_anew = False
         """Whether what the group does from its next meeting on is all that its contributions count by."""
+        self._weight_in_step = 0.0
         self._asked_at = 0.0
         self._known: set[int] = set()
         self._held: list[Landed] = []
@@ -272,7 +275,9 @@ class GroupWorker(Worker):
             if not self.exchange.quiet:
                 self._take_signals(0.0)
             batch = next(feed, None) if self._goes_on() else None
-            told = [Said(*each[2:]) for each in self.replica.meet(batch, *self._words(batch))]
+            met = self.replica.meet(batch, *self._words(batch))
+            told = [Said(*each[2:]) for each in met]
+            self._weight_in_step = sum(each[WEIGHT] for each in met)
             self._in_step = sum(int(n) for n, said in zip(self._crew.rows, told, strict=True) if said.has_rows)
             if any(said.flawed for said in told):
                 self.nonfinite.start_anew("its parameters were not finite any more")
@@ -415,8 +420,8 @@ class GroupWorker(Worker):
     def rows_done(self) -> int:
         return max(self._of_group, self.meter.rows)
 
-    def _rows_of(self, batch: Any) -> int:
-        return self._in_step
+    def _weight_of(self, batch: Any) -> float:
+        return self._weight_in_step
 
     def _book(self, begun: float, batch: Any, loss: float) -> None:
         if not self._idle:

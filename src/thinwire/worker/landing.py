@@ -24,6 +24,8 @@ def take_over(
     if worker.served:
         with torch.no_grad():
             fragment.of(replica.vector).copy_(landed.reply)
+    elif worker.search:
+        worker.search.follow(landed)
     elif worker.gradients:
         worker.mean_gradient, worker.mean_is_empty = landed.reply, landed.empty
         worker.mean_absent = absent_from(landed.notes.values())

@@ -33,6 +33,7 @@ from thinwire.worker.ports import Batches
 from thinwire.worker.publisher import Publisher
 from thinwire.worker.replica_state import ReplicaState
 from thinwire.worker.round_trigger import Pace
+from thinwire.worker.search import Search
 from thinwire.worker.shares import Shares
 from thinwire.worker.state_check import fits
 from thinwire.worker.state_transfer import ReplicaTransfer
@@ -70,6 +71,8 @@ class Worker:
         self.publisher = self.publishes(self, save_part)
         self.gradients = self.strategy.subject == "gradients"
         self.served = Served(self) if self.gradients and self.strategy.timing == "async" else None
+        searches = self.gradients and not self.served and replica.searches
+        self.search = Search(self) if searches else None
         self._barrier, self._async = self.strategy.timing == "barrier", self.strategy.timing == "async"
         self._shifts = type(self.strategy).before_step is not Strategy.before_step
         """Whether the replica moves before its gradient is computed: what it contributes is what the last step left."""
@@ -101,6 +104,11 @@ class Worker:
     def replica_replaces_joint(self) -> bool:
         """Whether the replica is the joint model, or becomes it with a generation that this worker has yet to begin."""
         return self.alone
+
+    @property
+    def needs_state(self) -> bool:
+        """Whether the joint state is still on its way to this worker."""
+        return self._needs_state
 
     @property
     def _new(self) -> bool:
@@ -140,6 +148,8 @@ class Worker:
         return not self._stopping and (limit is None or self.meter.steps < limit)
 
     def _step(self, batch: Any) -> None:
+        if self.search:
+            self.search.catch_up()
         begun = self.meter.begin_step()
         self._stepped = True
         together = not self.alone
@@ -152,7 +162,7 @@ class Worker:
             with torch.no_grad():
                 self.state.before_step(x, cycle)
         if together and self.served:
-            self.served.begin(self._rows_of(batch))
+            self.served.begin(self._weight_of(batch))
         loss = self.replica.gradient(batch)
         if together:
             with torch.no_grad():
@@ -163,8 +173,12 @@ class Worker:
         takes = self.nonfinite.takes(loss)
         if together and self.served:
             self.served.end(takes=takes)
+        elif together and self.search:
+            self.search.step(self._weight_of(batch), takes=takes)
         elif together and self.gradients:
-            average_gradient(self, self._rows_of(batch), takes=takes)
+            average_gradient(self, self._weight_of(batch), takes=takes)
+        elif takes and self.search:
+            self.search.step_alone()
         elif takes:
             self.replica.update()
         else:
@@ -178,12 +192,14 @@ class Worker:
         self.guard.step()
         if self.alone or self._waits(self.exchange.next_round):
             self._consider_round()
+        if self.search and not self._needs_state:  # asked in the middle of its step; publications of it are taken up
+            self._hand_over()
 
     def _waits(self, round: int) -> bool:
         return self._barrier or self.joint.cuts.at(round).setting.wait
 
-    def _rows_of(self, batch: Any) -> int:
-        return int(batch.num_rows)  # that a gradient is of
+    def _weight_of(self, batch: Any) -> float:
+        return float(self.replica.spec.algorithm.weight_of(batch))
 
     def _book(self, begun: float, batch: Any, loss: float) -> None:
         epoch, number = batch.position
@@ -248,10 +264,21 @@ class Worker:
         if waits:
             self.await_round(round)
 
-    def send_off(self, round: int, fragment: Fragment, snapshot: Snapshot | None, weight: float, **more: Any) -> None:
+    def send_off(
+        self,
+        round: int,
+        fragment: Fragment,
+        snapshot: Snapshot | None,
+        weight: float,
+        *,
+        announces: bool = True,
+        **more: Any,
+    ) -> None:
         self._snapshots[round] = (fragment, snapshot)
         self.meter.flies(len(self._snapshots))
-        note = self._account() | more | self.publisher.note(round) | self.guard.note()
+        note = self._account() | more | self.guard.note()
+        if announces:
+            note |= self.publisher.note(round)
         if self.lead:
             note |= self._tuner.note(round)
         self.exchange.launch(round, fragment, snapshot, weight, note)
@@ -302,7 +329,8 @@ class Worker:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        self._handover.give(self.adopted)
+        if not (self.search and self.search.under_way):
+            self._handover.give(self.adopted)
 
     def _take(self, signal: signals.Signal) -> None:
         if isinstance(signal, signals.Landed):
@@ -338,7 +366,7 @@ class Worker:
             take_over(self, landed, fragment, snapshot, base)
         for worker, note in landed.notes.items():
             self.totals[worker] = max(self.totals.get(worker, 0), int(note.get("rows", 0)))
-        mid_step = self.mean_gradient is not None
+        mid_step = self.mean_gradient is not None or bool(self.search and self.search.under_way)
         if not mid_step:
             self.adopted = self.landed
         self.publisher.see(landed, mid_step=mid_step)
@@ -388,6 +416,8 @@ class Worker:
         self._handover.take(caught, over, newcomer=self._new)
         if self._new:
             self.weigh_anew()
+        if self.search:
+            self.search.supersede(caught.tree["replica"])
 
     def _hear(self, body: Body) -> None:
         if isinstance(body, messages.Verdict):
@@ -416,6 +446,8 @@ class Worker:
         self.wait(lambda: not self._snapshots, "its last rounds", self.plan.deadlines.round_s)
         self._contribute_the_rest()
         self._account_for()
+        if self.search:
+            self.search.only_follows = True
         self.exchange.follow(math.inf)
         self._finished = True
         self.say(messages.Finished)

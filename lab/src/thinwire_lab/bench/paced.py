@@ -25,6 +25,7 @@ SETTLED_CYCLE = 1000
 class _Batch(NamedTuple):
     num_rows: int
     position: tuple[int, int]
+    weight: None = None
 
 
 @final

@@ -107,6 +107,10 @@ class GradientBatcher:
         assert wanted.loss is not None
         return wanted.loss
 
+    def takes_a_step(self, worker: int) -> None:
+        """Has the time pass that a worker's step takes, as a further evaluation of the loss within a step does."""
+        self._time.work(self._steps.draw(worker))
+
     def _compute(self) -> None:
         wanted, self._wanted = self._wanted, []
         self.computed += len(wanted)
@@ -158,6 +162,10 @@ class LabReplica(TorchReplica):
     def compute(self, batch: Any) -> float:
         """The gradient and the loss, now."""
         return super().gradient(batch)
+
+    def _evaluated(self) -> Tensor:
+        self._lab.takes_a_step(self.worker)
+        return super()._evaluated()
 
     def backward(self, loss: Tensor) -> None:
         """Makes them unheard of: they are computed before the moment at which the step is over."""
