@@ -194,6 +194,7 @@ class _Walker(OnNothing):
         if n.op == "output":
             layer = Layer("output", "output", "rows", node=n.name)
         else:
+            assert isinstance(main, Tensor)
             layer = self._layer(n, main, sources, flops)
         self._place[n] = self.seen.places[n.name] = len(self.seen.layers)
         self.seen.layers.append(layer)

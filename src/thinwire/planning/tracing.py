@@ -21,7 +21,7 @@ OWN = (os.path.dirname(torch.__file__) + os.sep, __file__)
 """Where lines are of reading a network, and not of the network itself."""
 
 
-class _Frozen(Exception):
+class _FrozenError(Exception):
     """What would be computed once, while the network is read, and be the same at every step from then on."""
 
 
@@ -47,19 +47,19 @@ class _Tracer(fx.Tracer):
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         if _generators() != self._drawn:
-            raise _Frozen("random numbers were drawn here, or just before, and would be the same at every step")
+            raise _FrozenError("random numbers were drawn here, or just before, and would be the same at every step")
         return super().create_node(*args, **kwargs)
 
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, Tensor) and a.requires_grad and not isinstance(a, nn.Parameter):
-            raise _Frozen("a tensor was computed from parameters that were not taken from a module by name")
+            raise _FrozenError("a tensor was computed from parameters that were not taken from a module by name")
         return super().create_arg(a)
 
 
 def _generators() -> tuple[Any, ...]:
     """The state of every generator of random numbers."""
-    name, keys, *rest = np.random.get_state()
-    return random.getstate(), name, keys.tobytes(), *rest, torch.get_rng_state().numpy().tobytes()  # type: ignore[union-attr]
+    numpy: Any = np.random.get_state(legacy=True)
+    return random.getstate(), numpy[1].tobytes(), *numpy[2:], torch.get_rng_state().numpy().tobytes()
 
 
 def input_names(module: nn.Module, count: int | None = None) -> list[str]:
@@ -121,7 +121,7 @@ def _why(module: nn.Module, tracer: _Tracer, error: Exception) -> str:
         where += f" at {frame.filename}:{frame.lineno}"
         where += f", `{frame.line}`" if frame.line else ""
     said = (str(error).splitlines() or [""])[0]
-    said = said if isinstance(error, _Frozen) else f"{type(error).__name__}: {said}"
+    said = said if isinstance(error, _FrozenError) else f"{type(error).__name__}: {said}"
     remedy = (
         f"set as_one_layer = True in the class {inner}"
         if path

@@ -94,7 +94,7 @@ def test_inputs_that_the_network_does_not_take_are_refused() -> None:
         def forward(self, x: Tensor, *, mask: Tensor) -> Tensor:
             return x * mask
 
-    with pytest.raises(ConfigError, match="takes 'mask' by keyword only.*give it a default"):
+    with pytest.raises(ConfigError, match=r"takes 'mask' by keyword only.*give it a default"):
         graph_of(Named(), (6,))
 
 
@@ -339,7 +339,7 @@ def test_a_network_that_does_something_else_in_evaluation_is_refused_by_name() -
 
 
 def test_a_pipeline_wants_one_value_at_its_end() -> None:
-    with pytest.raises(ConfigError, match="Gated gives several values.*Planned"):
+    with pytest.raises(ConfigError, match=r"Gated gives several values.*Planned"):
         refuse_unreadable(Pipeline(group_size=2), Gated, 0, 1)
     refuse_unreadable(Planned(group_size=2), Gated, 0, 1)
 
