@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from thinwire.errors import ProtocolError
 from thinwire.protocol.clock import Time
 from thinwire.protocol.messages import COORDINATOR, Header, Message, are_marks, is_count
-from thinwire.transport.ports import Hub, Link, Wire
+from thinwire.transport.ports import Hub, Link, Traffic, Wire
 
 MARK = "mark"
 """A mark that says nothing else, for nobody but the channel."""
@@ -153,6 +153,9 @@ class ReliableLink:
             for said in again:
                 self._link.send(COORDINATOR, said.header, said.payload)
         return found
+
+    def traffic(self) -> Traffic | None:
+        return self._link.traffic()
 
     def wake(self) -> None:
         self._link.wake()

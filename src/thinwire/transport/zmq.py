@@ -21,6 +21,8 @@ from zmq.auth.thread import ThreadAuthenticator
 from thinwire.errors import ProtocolError
 from thinwire.protocol.messages import COORDINATOR, Header, Message, is_address
 from thinwire.transport.admission import BACKLOG, HANDSHAKE_S, WATCHED, Admission, raise_descriptor_limit
+from thinwire.transport.ports import Traffic
+from thinwire.transport.tcp_info import TcpTraffic
 
 MAX_HEADER_BYTES = 1 << 20
 MAX_PAYLOAD_BYTES = 64 << 20
@@ -157,6 +159,7 @@ class ZmqLink:
         self._door = Admission(self._inbox.get_monitor_socket(WATCHED), listening)
         self._outboxes: dict[int, Any] = {COORDINATOR: self._sockets.client(coordinator, self._identity)}
         self._addresses: dict[int, str] = {}
+        self._counted = TcpTraffic()
         self._waker, self._woken = self._sockets.pair("wake")
         self._wake_lock = threading.Lock()
         self._poller = zmq.Poller()
@@ -209,6 +212,9 @@ class ZmqLink:
                 else:
                     found.append(message if skip else message._replace(sender=COORDINATOR))
         return found
+
+    def traffic(self) -> Traffic | None:
+        return self._counted.read(list(self._addresses.values()))
 
     def wake(self) -> None:
         with self._wake_lock:

@@ -17,6 +17,7 @@ from thinwire.errors import ProtocolError
 from thinwire.exchange.spark.box import Answer, Box, Frame
 from thinwire.exchange.spark.shared_memory import SharedMemory
 from thinwire.protocol.messages import Header, Message
+from thinwire.transport.ports import Traffic
 
 MOST_PER_VISIT = 64 << 20
 """Bytes that one visit takes along; a single letter may be longer."""
@@ -106,6 +107,9 @@ class SparkLink:
                 first = self._inbox.get_nowait()
         except queue.Empty:
             return found
+
+    def traffic(self) -> Traffic | None:
+        return None  # Spark has the sockets
 
     def wake(self) -> None:
         self._inbox.put(None)
