@@ -44,3 +44,28 @@ def rate_bytes(rate: str | float, name: str = "cluster.link") -> float:
     if not rate > 0:
         raise ConfigError(f"{name} = {rate} is not possible; use bytes a second above 0, or a rate such as '1gbit'")
     return float(rate)
+
+
+def rate_text(bytes_per_s: float) -> str:
+    """A rate as people say it, to two digits.
+
+    >>> rate_text(12.6e6), rate_text(5e3), rate_text(260e6), rate_text(60)
+    ('100 Mbit/s', '40 kbit/s', '2.1 Gbit/s', 'less than 1 kbit/s')
+    """
+    bits = bytes_per_s * 8
+    if bits < 1e3:
+        return "less than 1 kbit/s"
+    bits = float(f"{bits:.2g}")
+    unit, name = next((size, name) for size, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if bits >= size)
+    return f"{bits / unit:g} {name}bit/s"
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration as people say it, to two digits.
+
+    >>> seconds_text(0.0123), seconds_text(2.06), seconds_text(134), seconds_text(3e-5)
+    ('12 ms', '2.1 s', '134 s', '0.03 ms')
+    """
+    if seconds >= 1:
+        return f"{seconds:.0f} s" if seconds >= 9.95 else f"{float(f'{seconds:.2g}'):g} s"
+    return f"{float(f'{seconds * 1e3:.2g}'):g} ms"

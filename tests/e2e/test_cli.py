@@ -152,6 +152,32 @@ def test_a_plan_takes_the_shape_of_the_recipe_s_own_data(capsys: pytest.CaptureF
     assert 0 < found["shared_batch_speedup"] < 4
 
 
+def test_a_plan_of_a_caffe_recipe_has_the_layers_of_its_training_phase(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = "recipes/caffe.toml"
+    assert main(["plan", recipe, "--workers", "4", "--group", "2", "--gflops", "10", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"Convolution", "Pooling", "InnerProduct", "SoftmaxWithLoss"} <= {layer["what"] for layer in found["layers"]}
+    assert sum(layer["parameters"] for layer in found["layers"]) == 160 + 16_448 + 650
+    assert found["totals"]["compute_s"] > 0
+    assert main(["plan", recipe, "--workers", "2", "--group", "2", "--profile", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["totals"]["compute_s"] > 0
+    assert main(["plan", recipe, "--workers", "2", "--input", "3x8x8"]) == 2
+    assert "its prototxt says 1x8x8; leave --input out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["char_lstm", "char_lstm_peephole", "denoising_autoencoder"])
+def test_networks_with_optional_arguments_are_planned(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    changes = ["--set", f"model.zoo={name}", "--input", "64", "--gflops", "10"]
+    assert main(["plan", DIGITS, "--workers", "4", "--group", "2", "--json", *changes]) == 0
+    assert sum(layer["parameters"] for layer in json.loads(capsys.readouterr().out)["layers"]) > 4_000
+
+
+def test_a_caffe_recipe_is_not_placed_and_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    placed = ["--set", "placement.kind=planned", "--set", "placement.group_size=2"]
+    assert main(["train", "recipes/caffe.toml", *placed]) == 2
+    assert "CaffeNet cannot be placed: its losses are of a whole batch" in capsys.readouterr().err
+
+
 def test_a_plan_counts_with_layer_times_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", DIGITS, "--workers", "2", "--group", "2", "--profile", "--json"]) == 0
     timed = json.loads(capsys.readouterr().out)

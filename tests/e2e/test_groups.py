@@ -58,7 +58,8 @@ def fit(strategy: tw.Strategy, placement: Any, **changes: Any) -> tw.Result:
         "deadlines": tw.Deadlines(rejoin_s=40.0, round_s=120.0, join_s=120.0, conclude_s=120.0),
         "progress": False,
     }
-    return tw.fit(cnn8, "digits", **(settings | changes))
+    model = changes.pop("model", cnn8)
+    return tw.fit(model, "digits", **(settings | changes))
 
 
 def best(result: tw.Result) -> float:
@@ -233,3 +234,40 @@ def test_what_cannot_be_placed_is_refused_with_a_remedy(placement: Any, changes:
         return
     with pytest.raises(ConfigError, match=message):
         fit(settings.pop("strategy"), placement, **settings)
+
+
+class Looks(nn.Module):
+    """An optional argument, a constant, a buffer that is not saved, and one more layer, which may branch on values."""
+
+    def __init__(self, last: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.last, self.out = nn.Linear(64, 32), last, nn.Linear(32, 10)
+        self.register_buffer("shift", torch.full((32,), 0.1), persistent=False)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        found = torch.relu(self.inner(x.flatten(1)) + self.shift) * torch.ones(32)
+        found = self.last(found if mask is None else found * mask)
+        return self.out(found)  # type: ignore[no-any-return]
+
+
+class Branches(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.mean() > 0 else -x
+
+
+def test_a_network_with_optional_arguments_trains_in_groups_as_it_does_alone() -> None:
+    settings: dict[str, Any] = {"inputs": ["pixels"], "steps": 20, "batch_size": 8, "strategy": tw.Synchronous()}
+    settings |= {"optimizer": lambda p: torch.optim.SGD(p, lr=0.05), "progress": False}
+    placement = tw.TensorParallel(group_size=2)
+    placed = tw.fit(lambda: Looks(nn.Tanh()), "digits", placement=placement, cluster=virtual(workers=2), **settings)
+    alone = tw.fit(lambda: Looks(nn.Tanh()), "digits", cluster=virtual(workers=2), **settings)
+    for name, value in alone.model.state_dict().items():
+        torch.testing.assert_close(placed.model.state_dict()[name], value, atol=1e-5, rtol=0, msg=name)
+
+
+@pytest.mark.parametrize("placement", [tw.Planned(group_size=2), tw.TensorParallel(group_size=2), tw.Pipeline()])
+def test_a_network_that_cannot_be_read_is_refused_before_a_worker_starts(placement: Any) -> None:
+    log: list[events.Event] = []
+    with pytest.raises(ConfigError, match=r"last \(Branches\) at .*`return x if x.mean\(\) > 0 else -x`.*as_one_layer"):
+        fit(tw.Synchronous(), placement, model=lambda: Looks(Branches()), callbacks=[log.append])
+    assert log == []

@@ -45,6 +45,9 @@ class HandLink:
         found, self.ready = self.ready, []
         return found
 
+    def traffic(self) -> None:
+        return None
+
     def wake(self) -> None:
         pass
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from thinwire.caffe import schema
 from thinwire.caffe.graph import Node, nodes_of, rules_met, shared_keys
@@ -29,6 +29,21 @@ class Outputs(dict[str, Tensor]):
     loss: Tensor | None = None
 
 
+@fx.wrap
+def outputs_of(blobs: Mapping[str, Tensor], loss: Tensor | None) -> Outputs:
+    """A net's outputs: one step where torch.fx reads it."""
+    found = Outputs(blobs)
+    found.loss = loss
+    return found
+
+
+@fx.wrap
+def as_numbers(value: Any, dtype: torch.dtype) -> Tensor:
+    """An input as numbers of a type: one step where torch.fx reads it."""
+    found = value if isinstance(value, Tensor) else torch.as_tensor(value)
+    return found if found.is_floating_point() and found.dtype == dtype else found.to(dtype)
+
+
 class CaffeNet(nn.Module):
     """The network that a prototxt describes. `train()` and `eval()` choose between its TRAIN and TEST phase.
 
@@ -40,6 +55,8 @@ class CaffeNet(nn.Module):
         stages: stages of the net's state, for rules that ask for them.
         level: of the net's state.
     """
+
+    only_whole: ClassVar[str] = "its losses are of a whole batch, and its TEST phase has layers of its own"
 
     def __init__(
         self, described: Definition, phase: str = "TRAIN", *, stages: Sequence[str] = (), level: int = 0
@@ -311,10 +328,8 @@ class CaffeNet(nn.Module):
                 if weight := node.loss_weight(position, made.is_loss):
                     term = top.sum() * weight
                     loss = term if loss is None else loss + term
-        self.blobs = blobs
-        found = Outputs({name: blobs[name] for name in unread})
-        found.loss = loss
-        return found
+        self.blobs = {name: blob for name, blob in blobs.items() if isinstance(blob, Tensor)}  # nothing of torch.fx
+        return outputs_of({name: blobs[name] for name in unread}, loss)
 
     def _run(self, node: Node, made: Layer, bottoms: list[Tensor]) -> Any:
         try:
@@ -335,7 +350,7 @@ class CaffeNet(nn.Module):
         found = dict(zip(inputs, values, strict=False)) | named
         like = next(self.parameters(), None)
         dtype = torch.float32 if like is None else like.dtype
-        return {name: _numbers(value, dtype) for name, value in found.items()}
+        return {name: as_numbers(value, dtype) for name, value in found.items()}
 
     def _adapt(self, given: dict[str, Tensor]) -> None:
         """Learns shapes from the first call where the prototxt told none."""
@@ -379,11 +394,6 @@ def _unused(name: str, taken: dict[str, int]) -> str:
     taken[plain] = number
     taken.setdefault(key, 1)
     return key
-
-
-def _numbers(value: Any, dtype: torch.dtype) -> Tensor:
-    found = value if isinstance(value, Tensor) else torch.as_tensor(value)
-    return found if found.is_floating_point() and found.dtype == dtype else found.to(dtype)
 
 
 def _checked(shape: Shape) -> Shape:

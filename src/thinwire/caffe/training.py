@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from thinwire.caffe.graph import Node
 from thinwire.caffe.layers import InputLayer, Shape
@@ -30,6 +30,13 @@ UNREAD = {
 """Data layers whose files are not read, and what those are."""
 
 
+@fx.wrap
+def as_pixels(transform: nn.Module, value: Tensor) -> Tensor:
+    """An input after its transform, where it is raw bytes: one step where torch.fx reads it."""
+    found: Tensor = transform(value) if value.dtype == torch.uint8 else value
+    return found
+
+
 class Fed(nn.Module):
     """A net with its data layers' transforms in front: raw bytes are transformed, other numbers taken as they are."""
 
@@ -47,8 +54,8 @@ class Fed(nn.Module):
         given = dict(zip(self.net.inputs, columns, strict=False))
         for name, value in given.items():
             key = f"{'TRAIN' if self.training else 'TEST'}_{name}"
-            if value.dtype == torch.uint8 and key in self.transforms:
-                given[name] = self.transforms[key](value)
+            if key in self.transforms:
+                given[name] = as_pixels(self.transforms[key], value)
         found: Outputs = self.net(**given)
         return found
 
@@ -73,6 +80,7 @@ class Training:
         model: makes the module that `fit` trains.
         optimizer: makes the solver.
         inputs: the net's input blobs, in their order.
+        shapes: of the TRAIN phase's input blobs, rows first, as far as they are known.
         metrics: the single numbers that the TEST phase gives, but for losses.
         steps: max_iter.
         batch_size: rows of one step, those of all its iter_size batches together.
@@ -84,6 +92,7 @@ class Training:
     model: Any
     optimizer: SolverFactory | None
     inputs: tuple[str, ...]
+    shapes: Mapping[str, Shape]
     metrics: Mapping[str, Any]
     steps: int | None
     batch_size: int | None
@@ -128,6 +137,7 @@ def training(
         ),
         optimizer=None if settings is None else SolverFactory(_merged(settings)),
         inputs=tuple(probe.inputs),
+        shapes=known | probe.known_shapes("TRAIN"),
         metrics=metrics,
         steps=int(given.max_iter) if given is not None and given.max_iter else None,
         batch_size=size,

@@ -13,10 +13,11 @@ from torch import nn
 
 from thinwire import caffe
 from thinwire.caffe.export import fill_from_safetensors, save_safetensors
+from thinwire.caffe.layers import Shape
 from thinwire.caffe.prototxt import parse, read_text
 from thinwire.caffe.solver import Settings
 from thinwire.caffe.sources import DatumSource
-from thinwire.caffe.training import Fed, training, whole_loss
+from thinwire.caffe.training import Fed, Training, input_names, training, whole_loss
 from thinwire.cli.wiring import first_rows
 from thinwire.errors import ConfigError
 from thinwire.recipe import Recipe
@@ -150,6 +151,28 @@ def arguments(recipe: Recipe) -> dict[str, Any]:
     return given
 
 
+def network(recipe: Recipe, given: Shape | None) -> tuple[Training, list[Shape]]:
+    """What a recipe's Caffe files say, and the shape of one row of each input of its net.
+
+    Args:
+        recipe: the recipe.
+        given: the shape of one row of the first input, where neither the prototxt nor the data tells it.
+    """
+    model, solver = recipe.model.caffe, recipe.train.solver
+    first = input_names(model, solver)[:1]
+    shapes = dict.fromkeys(first, given) if given else {}
+    if given is None and recipe.data.source is not None:
+        shapes = _row_shapes(recipe, _opened(recipe.data.source))
+    found = training(model, solver, shapes={name: shape for name, shape in shapes.items() if shape is not None})
+    rows = [tuple(found.shapes[name][1:]) for name in found.inputs]
+    if given is not None and rows[0] != given:
+        raise ConfigError(
+            f"--input {'x'.join(map(str, given))} is not what the net takes: its prototxt says "
+            f"{'x'.join(map(str, rows[0]))}; leave --input out"
+        )
+    return found, rows
+
+
 def _opened(source: Any) -> Any:
     """What a recipe names as rows, LMDB folders among them."""
     if isinstance(source, str) and source.startswith("lmdb:"):
@@ -159,8 +182,6 @@ def _opened(source: Any) -> Any:
 
 def _row_shapes(recipe: Recipe, source: Any) -> dict[str, tuple[int, ...]]:
     """The shape of one row of the net's inputs, from the data's first rows; by order, so that names may differ."""
-    from thinwire.caffe.training import input_names
-
     names = input_names(recipe.model.caffe, recipe.train.solver)
     if isinstance(source, DatumSource):
         return {names[0]: source.shape}

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,12 +21,14 @@ from thinwire import recipe as recipes
 from thinwire.cli.wiring import BATCH_SIZE, first_rows, model_name
 from thinwire.errors import ConfigError
 from thinwire.models import model_by_name
-from thinwire.planning import Graph, Machine, Plan, graph_of, plan, profiled
+from thinwire.planning import Graph, Machine, Plan, graph_on, plan, profiled
 from thinwire.rules.period import balanced_period
 from thinwire.rules.placement import Wire, best_group
 from thinwire.rules.speedup import busy_share, naive_speedup
 from thinwire.units import SIZES, quantity, rate_bytes
 
+Row = tuple[tuple[int, ...], torch.dtype]
+"""Shape and type of one row of an input."""
 HIDDEN = 0.1
 """An exchange that takes less than this share of the steps it belongs to needs no hiding."""
 
@@ -34,11 +37,13 @@ def show_plan(options: argparse.Namespace) -> int:
     """Prints a plan; returns the exit code."""
     sys.path.insert(0, os.getcwd())  # so that a factory beside the recipe is found
     chosen = recipes.load(options.recipe, options.changes)
-    shape, dtype = _shape(chosen, options.input)
-    graph = graph_of(_on_nothing(chosen), shape, dtype)
-    workers, batch = options.workers, chosen.train.batch_size or BATCH_SIZE
+    factory, rows, batch = _network(chosen, options.input)
+    with torch.device("meta"):  # the network without memory for its parameters
+        network = factory()
+    graph = graph_on(network, [torch.empty(2, *shape, dtype=dtype, device="meta") for shape, dtype in rows])
+    workers = options.workers
     if options.profile:
-        graph = _profiled(chosen, graph, shape, dtype, batch, options.group or workers)
+        graph = _profiled(factory, graph, rows, batch, options.group or workers)
     memory = None if options.memory is None else quantity("--memory", options.memory, SIZES)
     wire = Wire(options.latency / 1e3, rate_bytes(options.link, "--link"))
     machine = Machine(options.gflops * 1e9 if options.gflops else _measured_flops(), memory, wire)
@@ -121,6 +126,8 @@ def _print(found: Plan, advice: dict[str, Any], workers: int, link: str) -> None
             f"{name}: {_ms(step_s)} a step instead of {_ms(found.step_s)}, {_mb(sent)} sent, {memory / 2**30:.2f} GiB",
             highlight=False,
         )
+    for name, memory in found.too_large.items():
+        console.print(f"{name}: does not fit, it needs {memory / 2**30:.2f} GiB", highlight=False)
     for line in _sentences(found, advice):
         console.print(line, highlight=False)
 
@@ -169,40 +176,39 @@ def _plain(found: Plan, advice: dict[str, Any]) -> dict[str, Any]:
         name: dict(zip(("step_s", "sent_bytes", "memory_bytes"), each, strict=True))
         for name, each in found.alternatives.items()
     }
-    return {"group": found.group, "layers": layers, "totals": totals, "alternatives": others} | advice
+    whole = {"group": found.group, "layers": layers, "totals": totals, "alternatives": others}
+    return whole | {"too_large": dict(found.too_large)} | advice
 
 
-def _on_nothing(chosen: recipes.Recipe) -> nn.Module:
-    """The network without memory for its parameters."""
-    factory = model_by_name(model_name(chosen))
-    with torch.device("meta"):
-        return factory()
-
-
-def _profiled(
-    chosen: recipes.Recipe, graph: Graph, shape: tuple[int, ...], dtype: torch.dtype, batch: int, group: int
-) -> Graph:
+def _profiled(factory: Callable[[], nn.Module], graph: Graph, rows: Sequence[Row], batch: int, group: int) -> Graph:
     """The graph with layer times as this machine takes them, on one thread, for as many rows as a worker has."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    rows = torch.randn(batch, *shape) if dtype.is_floating_point else torch.zeros(batch, *shape, dtype=dtype)
+    examples = [
+        torch.rand(batch, *shape) if dtype.is_floating_point else torch.zeros(batch, *shape, dtype=dtype)
+        for shape, dtype in rows
+    ]
     try:
-        return profiled(graph, model_by_name(model_name(chosen))(), [rows], group)
+        return profiled(graph, factory(), examples, group)
     finally:
         torch.set_num_threads(threads)
 
 
-def _shape(chosen: recipes.Recipe, given: str | None) -> tuple[tuple[int, ...], torch.dtype]:
-    """The shape of one row of the network's input: as given, or as the data's first rows have it."""
-    if given is not None:
-        if not re.fullmatch(r"\d+(x\d+)*", given):
-            raise ConfigError(f"--input {given!r} is not a shape; write it as 3x224x224")
-        return tuple(int(part) for part in given.split("x")), torch.float32
-    data = chosen.data
-    if not data.inputs or len(data.inputs) != 1:
-        raise ConfigError("a plan is of networks with one input; name its shape with --input 3x224x224")
-    (found,) = first_rows(chosen, data.inputs).values()
-    return tuple(found.shape[1:]), found.dtype
+def _network(chosen: recipes.Recipe, given: str | None) -> tuple[Callable[[], nn.Module], list[Row], int]:
+    """What makes a recipe's network, one row of each of its inputs, and the rows of a worker's step."""
+    if given is not None and not re.fullmatch(r"\d+(x\d+)*", given):
+        raise ConfigError(f"--input {given!r} is not a shape; write it as 3x224x224")
+    shape = None if given is None else tuple(int(part) for part in given.split("x"))
+    if chosen.model.caffe is not None or chosen.train.solver is not None:
+        from thinwire.cli.caffe import network
+
+        found, shapes = network(chosen, shape)
+        batch = chosen.train.batch_size or found.batch_size or BATCH_SIZE
+        return found.model, [(each, torch.float32) for each in shapes], batch
+    factory, batch = model_by_name(model_name(chosen)), chosen.train.batch_size or BATCH_SIZE
+    if shape is not None:
+        return factory, [(shape, torch.float32)], batch
+    return factory, [(tuple(x.shape[1:]), x.dtype) for x in first_rows(chosen, chosen.data.inputs).values()], batch
 
 
 def _measured_flops() -> float:

@@ -24,7 +24,7 @@ from thinwire.exchange.snapshot import Snapshot
 from thinwire.parameters import Fragment
 from thinwire.protocol.forms import Body, header_of
 from thinwire.protocol.messages import COORDINATOR
-from thinwire.transport.ports import Link
+from thinwire.transport.ports import Link, Traffic
 
 __all__ = ["Peer", "Identity", "TreeCodec"]
 
@@ -65,6 +65,10 @@ class Peer:
     @property
     def bytes_sent(self) -> int:
         return self.member.bytes_sent
+
+    def traffic(self) -> Traffic | None:
+        """What sockets have counted so far; see `thinwire.transport.ports.Link`."""
+        return self._link.traffic()
 
     @property
     def quiet(self) -> bool:

@@ -60,10 +60,10 @@ class AutoEncoder(nn.Module):
 
     def _penalty(self, code: Tensor) -> Tensor:
         if self.sparsity is None:
-            return code.new_zeros(len(code))
+            return code.new_zeros(code.shape[0])
         wanted, used = self.sparsity, code.mean(0).clamp(1e-6, 1 - 1e-6)
         apart = wanted * (wanted / used).log() + (1 - wanted) * ((1 - wanted) / (1 - used)).log()
-        return (self.sparsity_weight * apart.sum()).expand(len(code))
+        return (self.sparsity_weight * apart.sum()).expand(code.shape[0])
 
 
 def coding_error(coded: Coded, label: Any = None) -> Tensor:

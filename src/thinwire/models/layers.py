@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 class FeatureLayer(nn.Module, ABC):
     """A layer whose gradient is written, not derived. It trains among others as any module does."""
+
+    as_one_layer: ClassVar[bool] = True
+    """A plan and a placement call it and do not look into it."""
 
     @abstractmethod
     def compute_feature(self, *inputs: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -24,6 +24,9 @@ class PeepholeLSTM(nn.Module):
         inputs: numbers of each step's input.
         hidden: units.
     """
+
+    as_one_layer: ClassVar[bool] = True
+    """A plan and a placement call it and do not look into it."""
 
     def __init__(self, inputs: int, hidden: int) -> None:
         super().__init__()
@@ -88,7 +91,7 @@ class Recurrent(nn.Module):
         """Outputs (N, T, hidden) of padded inputs (N, T, inputs); beyond a sequence's length they are zero."""
         mask = None
         if lengths is not None:
-            mask = (torch.arange(x.shape[1], device=x.device)[None, :] < lengths[:, None]).to(x.dtype)
+            mask = (torch.ones_like(x[:, :, 0], dtype=torch.long).cumsum(1) <= lengths[:, None]).to(x.dtype)
         for number, layer in enumerate(self.layers):
             if self.kind == "peephole":
                 x = layer(x, mask)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
+from thinwire.placement.build import refuse_unreadable
 from thinwire.placement.crew import Crew
 from thinwire.placement.kinds import Layered, Pipeline, Placement, Planned, TensorParallel, Whole
 from thinwire.placement.pipeline import StageReplica
@@ -25,6 +26,7 @@ __all__ = [
     "assembled",
     "between_processes",
     "part_of",
+    "refuse_unreadable",
     "stand_in",
 ]
 

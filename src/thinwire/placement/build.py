@@ -13,11 +13,14 @@ from torch import Tensor, fx, nn
 
 from thinwire.errors import ConfigError
 from thinwire.placement.crew import Crew, bounds
+from thinwire.placement.deferred import kept_generators, network_of
+from thinwire.placement.kinds import Pipeline, Placement
 from thinwire.placement.layers import Recurrent, Rowwise, clone, shares
 from thinwire.placement.moves import Move, Shape
 from thinwire.placement.portions import Portion, whole
-from thinwire.planning.graph import RECURRENT, Graph, Layer, traced_of
+from thinwire.planning.graph import RECURRENT, Graph, Layer
 from thinwire.planning.planner import WAYS, turns
+from thinwire.planning.tracing import traced_of
 
 REMEDY = "use layers that know their mode, such as nn.Dropout and nn.BatchNorm2d, instead of functions of self.training"
 Value = Callable[[Tensor], Tensor]
@@ -32,7 +35,7 @@ class Parts:
     shares: list[tuple[Portion, Tensor]] = field(default_factory=list)
     """Parameters and buffers of which this member has a share of its own."""
     copies: list[tuple[Portion, Tensor]] = field(default_factory=list)
-    """Those of which every member has all."""
+    """Those of which every member has all, as far as the network's state dict has them."""
 
 
 class _Builder:
@@ -166,7 +169,8 @@ class _Builder:
     def _copy(self, tensor: Tensor, name: str) -> Tensor:
         if id(tensor) not in self._made:
             made = self._made[id(tensor)] = _like(tensor, self._value(tensor).clone())
-            self._copies.append((whole(name, tensor), made))
+            if name in self._graph.state or isinstance(tensor, nn.Parameter):
+                self._copies.append((whole(name, tensor), made))
         known: Tensor = self._made[id(tensor)]
         return known
 
@@ -212,25 +216,69 @@ def build(graph: Graph, ways: Sequence[str], crew: Crew, value: Value, off: froz
     return _Builder(graph, ways, crew, value, off).build()
 
 
-def switched(module: nn.Module) -> frozenset[str]:
+def switched(module: nn.Module, inputs: int | None = None) -> frozenset[str]:
     """The nodes of functional dropout that evaluation turns off; refuses what else evaluation does differently.
 
     Tracing follows one mode only; layers such as nn.Dropout know theirs when they run.
     """
-    training, graphs = module.training, []
-    for mode in (True, False):
-        module.train(mode)
-        graphs.append(list(traced_of(module).graph.nodes))
-    module.train(training)
+    modes, read = {m: m.training for m in module.modules()}, []
+    try:
+        for mode in (True, False):
+            module.train(mode)
+            read.append(traced_of(module, inputs))
+    finally:
+        for each, training in modes.items():
+            each.training = training
     found = []
-    for one, other in itertools.zip_longest(*graphs):
+    for one, other in itertools.zip_longest(*(each.graph.nodes for each in read)):
         if one is None or other is None or str((one.op, one.target)) != str((other.op, other.target)):
-            raise ConfigError(f"the network does something else in evaluation, at {one or other}; {REMEDY}")
+            raise ConfigError(
+                f"{type(module).__name__} does something else in evaluation than in training, at "
+                f"{one or other}; {REMEDY}"
+            )
+        if one.op == "get_attr" and not _same(*(operator.attrgetter(str(one.target))(each) for each in read)):
+            raise ConfigError(
+                f"{one.target} in {type(module).__name__} depends on the mode (training or not); {REMEDY}"
+            )
         if str((one.args, one.kwargs)) != str((other.args, other.kwargs)):
             if one.target is not nn.functional.dropout:
-                raise ConfigError(f"{one.name} in the network depends on the mode (training or not); {REMEDY}")
+                raise ConfigError(
+                    f"{one.name} in {type(module).__name__} depends on the mode (training or not); {REMEDY}"
+                )
             found.append(one.name)
     return frozenset(found)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two readings of a network have the same tensor in a place."""
+    if one is other or not isinstance(one, Tensor):
+        return True
+    return one.device.type == "meta" or torch.equal(one, other)
+
+
+def refuse_unreadable(placement: Placement, model: nn.Module | Callable[[], nn.Module], seed: int, inputs: int) -> None:
+    """Refuses a network that this placement could not carry out, before a worker starts.
+
+    Args:
+        placement: how it is to be placed.
+        model: the network, or what makes it.
+        seed: under which it is made.
+        inputs: with how many inputs it is called.
+    """
+    if placement.group_size == 1:
+        return
+    with kept_generators():
+        network, _ = network_of(model, seed)
+        for each in network.modules():
+            if reason := getattr(each, "only_whole", ""):
+                raise ConfigError(f"{type(each).__name__} cannot be placed: {reason}; use placement=tw.Whole()")
+        switched(network, inputs)
+        (end,) = [node for node in traced_of(network, inputs).graph.nodes if node.op == "output"]
+    if isinstance(placement, Pipeline) and not isinstance(end.args[0], fx.Node):
+        raise ConfigError(
+            f"{type(network).__name__} gives several values, and the last stage of a pipeline gives one tensor; use "
+            "placement=tw.Planned(…), or give one tensor"
+        )
 
 
 def stage_of(

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import random
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -139,6 +141,18 @@ def deferred(factory: Callable[[], nn.Module], seed: int) -> tuple[nn.Module, De
         module = build_module(factory, seed)
     notes._scratch = torch.empty(0)
     return module, notes
+
+
+@contextlib.contextmanager
+def kept_generators() -> Iterator[None]:
+    """Leaves the generators of random numbers as they are, whatever is made inside."""
+    drawn, plain = np.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng(devices=()):
+            yield
+    finally:
+        np.random.set_state(drawn)
+        random.setstate(plain)
 
 
 def network_of(model: nn.Module | Callable[[], nn.Module], seed: int) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:

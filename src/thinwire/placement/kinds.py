@@ -61,7 +61,7 @@ class TensorParallel(Layered):
 
 @dataclass(frozen=True, kw_only=True)
 class Planned(Layered):
-    """Each layer is placed where it costs least to send, as SINGA's Algorithm 2 has it.
+    """Layers are placed so that a step takes least time, as SINGA's Algorithm 2 has it.
 
     Args:
         group_size: workers that one replica spans.

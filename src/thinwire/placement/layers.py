@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor, nn
 
@@ -35,7 +33,8 @@ def shares(module: nn.Module, placement: str, own: tuple[int, int]) -> dict[str,
 
 def clone(module: nn.Module) -> nn.Module:
     """The same layer with tables of its own, so that other tensors can be put in."""
-    found = copy.copy(module)
+    found = module.__new__(type(module))  # copy.copy would pickle it, which parametrized layers refuse
+    vars(found).update(vars(module))
     found._parameters, found._buffers = dict(module._parameters), dict(module._buffers)
     return found
 

@@ -128,7 +128,7 @@ class StageReplica(GroupReplica):
         borders = stages(graph, crew.size)
         self.ways = [f"stage {place}" for place in borders]
         built, entering, leaving = stage_of(
-            graph, borders[crew.part], borders[crew.part + 1], crew, value, switched(whole)
+            graph, borders[crew.part], borders[crew.part + 1], crew, value, switched(whole, len(examples))
         )
         self.module = built.module.to(self.device)
         self._built = built

@@ -252,7 +252,7 @@ class ShardedReplica(GroupReplica):
         whole, value = network_of(model, spec.seed)
         graph = graph_on(whole, [torch.empty(2, *x.shape[1:], dtype=x.dtype, device="meta") for x in examples])
         self.ways = placement.ways(graph, rows * crew.size)
-        self._parts = build(graph, self.ways, crew, value, switched(whole))
+        self._parts = build(graph, self.ways, crew, value, switched(whole, len(examples)))
         self.module = self._parts.module.to(self.device)
         copies = [(p.name, t) for p, t in self._parts.copies if isinstance(t, nn.Parameter) and t.requires_grad]
         self._buckets = buckets(crew, copies)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import operator
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from torch import Tensor, fx, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from thinwire.errors import ConfigError
+from thinwire.planning.tracing import OnNothing, first_tensor, traced_of, without_memory
 
 Kind = Literal["input", "split", "channels", "rows"]
 """How a layer may lie on a group: "split" has parameters that can be shared out by outputs or inputs, "channels" works
@@ -99,6 +99,8 @@ class Graph:
     """By node of the traced network, the layer that its value is the output of."""
     sorts: dict[str, tuple[tuple[int, ...], torch.dtype]] = field(default_factory=dict)
     """By node, shape and type of its value, for the rows that were imagined."""
+    state: frozenset[str] = frozenset()
+    """Names of the tensors that the network's state dict has."""
 
     @property
     def parameters(self) -> int:
@@ -121,45 +123,31 @@ def graph_of(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = tor
     return graph_on(module, [torch.empty(rows, *shape, dtype=dtype, device="meta")])
 
 
-def traced_of(module: nn.Module) -> fx.GraphModule:
-    """A network as torch.fx reads it."""
-    try:
-        return fx.symbolic_trace(module)
-    except Exception as error:
-        raise ConfigError(
-            f"the layers of {type(module).__name__} could not be read ({type(error).__name__}: {error}); a plan needs "
-            "a network that torch.fx can trace, without branches on values"
-        ) from error
-
-
 def graph_on(module: nn.Module, examples: Sequence[Tensor]) -> Graph:
     """A network's layers, for inputs such as these, of which only shapes and types are looked at."""
-    traced = traced_of(module)
+    traced = traced_of(module, len(examples))
     for node in list(traced.graph.nodes):
         if node.target is operator.getitem and not node.users:  # what was unpacked, and is not used
             traced.graph.erase_node(node)
-    empty = copy.deepcopy(traced).to("meta") if not _is_meta(traced) else traced
-    rows = examples[0].shape[0]
+    empty, rows = without_memory(traced), examples[0].shape[0]
+    runs: list[OnNothing] = []
     try:
         more = [torch.empty(rows + 1, *x.shape[1:], dtype=x.dtype, device="meta") for x in examples]
-        other = _Shapes(empty)
+        runs.append(other := _Shapes(empty))
         other.run(*more)
-        walker = _Walker(empty, rows, other.shapes)
+        runs.append(walker := _Walker(empty, rows, other.shapes))
         walker.run(*(x.to("meta") for x in examples))
     except Exception as error:
         shapes = ", ".join(str(tuple(x.shape[1:])) for x in examples)
+        said = (str(error).splitlines() or [""])[0]
         raise ConfigError(
-            f"{type(module).__name__} does not take rows of shape {shapes}: {type(error).__name__}: {error}"
+            f"{type(module).__name__} does not take rows of shape {shapes}: {runs[-1].at}{type(error).__name__}: {said}"
         ) from error
-    walker.seen.traced = traced
+    walker.seen.traced, walker.seen.state = traced, frozenset(module.state_dict())
     return walker.seen
 
 
-def _is_meta(module: nn.Module) -> bool:
-    return all(t.device.type == "meta" for t in (*module.parameters(), *module.buffers()))
-
-
-class _Shapes(fx.Interpreter):
+class _Shapes(OnNothing):
     """Runs a network on nothing, and keeps the shape of every value."""
 
     def __init__(self, traced: fx.GraphModule) -> None:
@@ -168,13 +156,13 @@ class _Shapes(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         found = super().run_node(n)
-        first = found[0] if isinstance(found, tuple) else found
-        if isinstance(first, Tensor):
+        first = first_tensor(found)
+        if first is not None:
             self.shapes[n] = tuple(first.shape)
         return found
 
 
-class _Walker(fx.Interpreter):
+class _Walker(OnNothing):
     """Runs a network on nothing, and writes down what each layer does."""
 
     def __init__(self, traced: fx.GraphModule, rows: int, others: dict[fx.Node, tuple[int, ...]]) -> None:
@@ -185,13 +173,13 @@ class _Walker(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         flops = 0
-        if n.op in ("call_function", "call_method") and n.target not in _EACH_OF | _SECOND_OF | _FLAT:
+        if self._is_counted(n):
             with FlopCounterMode(display=False) as counter:
                 found = super().run_node(n)
             flops = counter.get_total_flops()
         else:
             found = super().run_node(n)
-        main = found[0] if isinstance(found, tuple) and n.op == "call_module" else found
+        main = first_tensor(found) if n.op == "call_module" else found
         if isinstance(found, Tensor):
             self.seen.sorts[n.name] = tuple(found.shape), found.dtype
         sources = sorted({place for node in n.all_input_nodes if (place := self._of(node)) is not None})
@@ -200,18 +188,25 @@ class _Walker(fx.Interpreter):
             self._place[n] = self.seen.places[n.name] = sources[0]  # the first of what a recurrent layer gives
             return found
         if n.op == "get_attr" or not (isinstance(main, Tensor) or n.op == "output"):
-            if not isinstance(found, tuple):
-                for source in sources:
-                    self.seen.layers[source] = replace(self.seen.layers[source], pinned=True)
+            for source in sources:  # what is no tensor, or several, is not moved: whatever it is made of lies by rows
+                self.seen.layers[source] = replace(self.seen.layers[source], pinned=True)
             return found
         if n.op == "output":
             layer = Layer("output", "output", "rows", node=n.name)
         else:
+            assert isinstance(main, Tensor)
             layer = self._layer(n, main, sources, flops)
         self._place[n] = self.seen.places[n.name] = len(self.seen.layers)
         self.seen.layers.append(layer)
         self.seen.edges += [(source, self._place[n]) for source in sources]
         return found
+
+    def _is_counted(self, n: fx.Node) -> bool:
+        """Whether operations are to be counted while it runs, since nothing else tells how many there are."""
+        if n.op == "call_module":
+            module = self.fetch_attr(str(n.target))
+            return not isinstance(module, (nn.Linear, *CONVOLUTIONS, *RECURRENT, *_EACH, *_SECOND))
+        return n.op in ("call_function", "call_method") and n.target not in _EACH_OF | _SECOND_OF | _FLAT
 
     def _of(self, node: fx.Node) -> int | None:
         """The layer that a value comes from; one that is no tensor comes from where its own input does."""
@@ -255,7 +250,7 @@ class _Walker(fx.Interpreter):
             for place in sources:  # whoever else reads what it writes must see it: nothing may be moved before it
                 self.seen.layers[place] = replace(self.seen.layers[place], pinned=True)
             return layer
-        if shared or not moves or len(moves) > 1:
+        if shared or not moves or len(moves) > 1 or (module is not None and not _is_plain(module)):
             return layer
         if module is not None:
             layer = _split(layer, n, module, found, before)
@@ -278,6 +273,12 @@ def _uses(traced: fx.GraphModule) -> dict[nn.Parameter, list[fx.Node]]:
             if isinstance(value, nn.Parameter):
                 found.setdefault(value, []).extend(node.users)
     return found
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether a layer does what its class says, with tensors of its own: without hooks and parametrizations."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return not any(hooks) and not module._modules
 
 
 def _split(layer: Layer, n: fx.Node, module: nn.Module, found: Tensor, before: Sequence[Layer]) -> Layer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from thinwire.errors import ConfigError
@@ -68,7 +68,9 @@ class Plan:
     """Of the whole group in a step."""
     machine: Machine
     alternatives: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
-    """Seconds of a step, bytes and memory of a worker, of the ways that this one beat."""
+    """Seconds of a step, bytes and memory of a worker, of the usual placements that fit into its memory."""
+    too_large: Mapping[str, float] = field(default_factory=dict)
+    """Bytes on a worker of the usual placements that do not fit."""
 
     @property
     def sent_bytes(self) -> float:
@@ -94,7 +96,7 @@ class Plan:
     @property
     def alone_s(self) -> float:
         """Seconds in which one worker alone would compute the same rows, were its memory large enough."""
-        return self.compute_s * self.group
+        return sum(compute_of(p.layer, "data", 1, self.rows, self.machine) for p in self.placed)
 
 
 def choices(layer: Layer, group: int) -> tuple[str, ...]:
@@ -147,8 +149,16 @@ def memory_of(layer: Layer, placement: str, group: int, rows: int, machine: Mach
     return parameters + FLOAT * layer.features * rows / group + gathered
 
 
+def compute_of(layer: Layer, placement: str, group: int, rows: int, machine: Machine) -> float:
+    """Seconds that a worker computes on a layer in a step: as measured, or else by the layer's operations."""
+    each = layer.seconds if layer.seconds is not None else layer.flops / machine.flops_per_s
+    if placement in ("column", "row") and layer.shared_seconds is not None:
+        each = layer.shared_seconds * group
+    return each * rows / group
+
+
 def plan(graph: Graph, group: int, rows: int, machine: Machine | None = None) -> Plan:
-    """The plan with the least communication that fits into the workers' memory.
+    """The plan whose step takes least time, computing and sending, of those that fit into the workers' memory.
 
     Args:
         graph: the network.
@@ -171,12 +181,19 @@ def plan(graph: Graph, group: int, rows: int, machine: Machine | None = None) ->
             f"no placement on {group} workers fits into {machine.memory_bytes / 2**30:.2f} GiB each: the most frugal "
             f"one needs {least / 2**30:.2f} GiB; use a larger group, fewer rows a step, or more memory"
         )
-    found = _placed(graph, [ways[c] for ways, c in zip(options, chosen, strict=True)], group, rows, machine)
-    others: dict[str, tuple[float, float, float]] = {}
+    ways = [each[c] for each, c in zip(options, chosen, strict=True)]
+    best = Plan(_placed(graph, ways, group, rows, machine), group, rows, machine)
+    fits: dict[str, tuple[float, float, float]] = {}
+    too_large: dict[str, float] = {}
     for name in PURE if group > 1 else ():
         other = pure(graph, name, group, rows, machine)
-        others[name] = (other.step_s, other.sent_bytes, other.memory_bytes)
-    return Plan(found, group, rows, machine, others)
+        if machine.memory_bytes is not None and other.memory_bytes > machine.memory_bytes:
+            too_large[name] = other.memory_bytes
+            continue
+        fits[name] = (other.step_s, other.sent_bytes, other.memory_bytes)
+        if other.step_s < best.step_s:  # of a large graph under a limit only a sample of all combinations is looked at
+            best = other
+    return replace(best, alternatives=fits, too_large=too_large)
 
 
 def pure(graph: Graph, name: str, group: int, rows: int, machine: Machine | None = None) -> Plan:
@@ -191,10 +208,16 @@ def _chosen(
     graph: Graph, options: list[tuple[str, ...]], group: int, rows: int, machine: Machine
 ) -> tuple[int, ...] | None:
     wire = machine.wire
-    costs = [
-        [wire.seconds(*cost_of(layer, way, group, rows)) for way in ways]
-        for layer, ways in zip(graph.layers, options, strict=True)
-    ]
+    costs = []
+    for layer, ways in zip(graph.layers, options, strict=True):
+        computing = [compute_of(layer, way, group, rows, machine) for way in ways]
+        least = min(computing)  # only what a placement adds is compared: where nothing does, not even rounding counts
+        costs.append(
+            [
+                wire.seconds(*cost_of(layer, way, group, rows)) + (seconds - least)
+                for way, seconds in zip(ways, computing, strict=True)
+            ]
+        )
     edges: dict[tuple[int, int], Any] = {}
     for before, after in graph.edges:
         ends = graph.layers[before], graph.layers[after]
@@ -218,9 +241,7 @@ def _placed(graph: Graph, ways: list[str], group: int, rows: int, machine: Machi
         parts = [cost_of(layer, way, group, rows), *inwards]
         seconds = sum(machine.wire.seconds(*part) for part in parts)
         cost = Cost(sum(p.sent_bytes for p in parts), sum(p.messages for p in parts))
-        each = layer.seconds if layer.seconds is not None else layer.flops / machine.flops_per_s
-        if way in ("column", "row") and layer.shared_seconds is not None:
-            each = layer.shared_seconds * group
+        compute_s = compute_of(layer, way, group, rows, machine)
         memory = memory_of(layer, way, group, rows, machine)
-        found.append(Placed(layer, way, cost, seconds, each * rows / group, memory))
+        found.append(Placed(layer, way, cost, seconds, compute_s, memory))
     return tuple(found)

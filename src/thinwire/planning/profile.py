@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from thinwire.planning.graph import Graph
+from thinwire.planning.tracing import first_tensor, traced_of
 
 
 def profiled(graph: Graph, module: nn.Module, examples: Sequence[Tensor], group: int = 1, repeats: int = 3) -> Graph:
@@ -27,7 +28,7 @@ def profiled(graph: Graph, module: nn.Module, examples: Sequence[Tensor], group:
         group: workers among which outputs may be shared out.
         repeats: of which the median counts.
     """
-    watch = _Watch(fx.symbolic_trace(module), group)
+    watch = _Watch(traced_of(module, len(examples)), group)
     for _ in range(repeats + 1):  # the first finds its memory
         watch.run(*examples)
     rows = examples[0].shape[0]
@@ -37,7 +38,7 @@ def profiled(graph: Graph, module: nn.Module, examples: Sequence[Tensor], group:
         replace(layer, seconds=times.get(layer.node, 0.0), shared_seconds=shared.get(layer.node))
         for layer in graph.layers
     ]
-    return Graph(layers, graph.edges, graph.traced, graph.places, graph.sorts)
+    return replace(graph, layers=layers)
 
 
 class _Watch(fx.Interpreter):
@@ -54,18 +55,17 @@ class _Watch(fx.Interpreter):
             return super().run_node(n)
         for given in n.all_input_nodes:
             value = self.env[given]
-            if isinstance(value, Tensor) and value.is_floating_point() and given.op != "placeholder":
+            learnt = given.op not in ("placeholder", "get_attr")
+            if isinstance(value, Tensor) and value.is_floating_point() and learnt:
                 self.env[given] = value.detach().requires_grad_()
         began = time.perf_counter()
         found = super().run_node(n)
-        main = found[0] if isinstance(found, tuple) else found
-        if isinstance(main, Tensor) and main.requires_grad:
+        main = first_tensor(found)
+        if main is not None and main.requires_grad:
             main.backward(torch.ones_like(main))  # type: ignore[no-untyped-call]
         self.seconds.setdefault(n.name, []).append(time.perf_counter() - began)
         self._share(n)
-        if isinstance(found, tuple):
-            return tuple(each.detach() if isinstance(each, Tensor) else each for each in found)
-        return found.detach() if isinstance(found, Tensor) else found
+        return fx.node.map_aggregate(found, lambda each: each.detach() if isinstance(each, Tensor) else each)
 
     def _share(self, n: fx.Node) -> None:
         """Times a layer with a share of the outputs, on the rows of all."""

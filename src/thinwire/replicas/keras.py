@@ -10,7 +10,7 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -32,6 +32,8 @@ class KerasModule(nn.Module):
     Args:
         model: the Keras model; it must be built: give its input shape, or call it once.
     """
+
+    only_whole: ClassVar[str] = "Keras computes it as a whole"
 
     def __init__(self, model: Any) -> None:
         super().__init__()

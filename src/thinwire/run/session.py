@@ -27,7 +27,7 @@ from thinwire.coordinator.outcome import Policy
 from thinwire.coordinator.stopping import EarlyStopping
 from thinwire.errors import CheckpointError, ConfigError, Interrupted, LostWorkersError, ThinwireError
 from thinwire.models import model_by_name
-from thinwire.placement import Placement, Whole
+from thinwire.placement import Placement, Whole, refuse_unreadable
 from thinwire.protocol.deadlines import Deadlines
 from thinwire.replicas import Algorithm, BackPropagation, TrainSpec
 from thinwire.replicas.keras import KerasModule, is_keras
@@ -229,6 +229,7 @@ def fit(
         opened = where.open(data, validation)
         where.look(out, ports=carrier != "spark")
         names = columns_for([n for n in opened.names if n != opened.indicator], inputs, label, weight)
+        refuse_unreadable(spread, factory, seed, len(names))
         columns = Columns(
             inputs=names,
             label=label,

@@ -10,6 +10,7 @@ from torch import Tensor
 from thinwire.rules import outer, relay, staleness
 from thinwire.strategies.base import Measured, Nothing, Progress, Setting, Share, Strategy, Timing
 from thinwire.strategies.checks import at_least, one_of, within
+from thinwire.units import rate_text, seconds_text
 
 PROBES = (8, 4)
 """Fragment counts of the first rounds: two sizes, so that latency and bandwidth can be told apart."""
@@ -75,17 +76,23 @@ class Relay(Strategy):
         return setting
 
     def explain(self, measured: Measured, setting: Setting) -> str:
-        """The ratio that was measured, and what it came to."""
-        if not self._knows(measured) or measured.link is None:
+        """What the wire and the rest of a round take beside a step, and what it came to, in a sentence."""
+        if not self._knows(measured) or measured.link is None or measured.step_s is None:
             return ""
         ratio, latency = self._seen(measured)
-        wire = f"{measured.link.bytes_per_s * 8e-6:,.0f} Mbit/s" if measured.link.bytes_per_s < 1e12 else "no limit"
-        late = f" and {latency:.1f} of latency" if latency >= 0.05 else ""
+        rest_s = measured.link.latency_s
+        if ratio < 1e-3:
+            wire = "the wire is no limit"
+        else:
+            taken = "less than a tenth of a step" if ratio < 0.1 else f"as long as {_steps(ratio)}"
+            wire = (
+                f"the wire carries {rate_text(measured.link.bytes_per_s)}, so that the whole model in float32 takes "
+                f"{taken} of {seconds_text(measured.step_s)}"
+            )
+        late = f", and a round takes {seconds_text(rest_s)} besides" if latency >= 0.05 else ""
         pieces = f"{setting.fragments} fragments in turn" if setting.fragments > 1 else "the whole model at once"
-        return (
-            f"an exchange of the model takes {ratio:.2g} steps of {measured.step_s:.3g} s ({wire}){late}: "
-            f"{setting.codec}, {pieces}, {'waiting for' if setting.wait else 'while stepping beside'} each"
-        )
+        stepping = "steps wait for each" if setting.wait else "steps go on meanwhile"
+        return f"{wire}{late}: {setting.codec}, {pieces}, {stepping}"
 
     def _knows(self, measured: Measured) -> bool:
         return measured.link is not None and bool(measured.step_s) and measured.rounds >= PROBE_ROUNDS
@@ -135,3 +142,15 @@ class Relay(Strategy):
 
     def adopt(self, worker: Any, x: Tensor, snapshot: Tensor, reply: Tensor) -> tuple[Tensor, Any]:
         return staleness.land(x, snapshot, reply), worker
+
+
+def _steps(ratio: float) -> str:
+    """So many steps, as people say it.
+
+    >>> _steps(0.52), _steps(1.04), _steps(31.2), _steps(2.8e6)
+    ('0.5 steps', '1 step', '31 steps', 'more than 1,000 steps')
+    """
+    if ratio > 1000:
+        return "more than 1,000 steps"
+    number = f"{ratio:.0f}" if ratio >= 9.95 else f"{ratio:.1f}".removesuffix(".0")
+    return f"{number} step{'' if number == '1' else 's'}"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from thinwire.protocol.clock import REAL, Queue
 from thinwire.protocol.forms import Header
 from thinwire.protocol.messages import COORDINATOR, Message
+from thinwire.transport.ports import Traffic
 
 
 class Room:
@@ -70,6 +71,9 @@ class MemoryLink:
 
     def receive(self, timeout_s: float) -> list[Message]:
         return _drain(self._inbox, timeout_s)
+
+    def traffic(self) -> Traffic | None:
+        return Traffic(0, 0.0)
 
     def wake(self) -> None:
         self._inbox.put(None)

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from thinwire.protocol.forms import Header
 from thinwire.protocol.messages import Message
+
+
+class Traffic(NamedTuple):
+    """What a worker's sockets have counted, of connections to workers on other machines."""
+
+    sent_bytes: int
+    """That have arrived there."""
+    busy_s: float
+    """Seconds in which some were on their way, and the receiver had room for them."""
+    round_trip_s: float = 0.0
+    """The shortest there was."""
+    tick_s: float = 0.0
+    """In steps of what `busy_s` is counted."""
 
 
 class Link(Protocol):
@@ -23,6 +36,9 @@ class Link(Protocol):
 
     def receive(self, timeout_s: float) -> list[Message]:
         """Messages that have come, after waiting at most so long for the first; returns early when woken."""
+
+    def traffic(self) -> Traffic | None:
+        """What has crossed it so far, for any thread; nothing where no wire is crossed, None where nobody counts."""
 
     def wake(self) -> None:
         """Makes a `receive` on another thread return now."""

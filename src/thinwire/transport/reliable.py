@@ -24,7 +24,7 @@ from thinwire.errors import ProtocolError
 from thinwire.protocol.clock import Time
 from thinwire.protocol.forms import Header, is_count, list_of
 from thinwire.protocol.messages import COORDINATOR, Beat, Fetch, Message, Piece, Pong
-from thinwire.transport.ports import Hub, Link, Wire
+from thinwire.transport.ports import Hub, Link, Traffic, Wire
 
 MARK = "mark"
 """A mark that says nothing else, for nobody but the channel."""
@@ -154,6 +154,9 @@ class ReliableLink:
             for said in again:
                 self._link.send(COORDINATOR, said.header, said.payload)
         return found
+
+    def traffic(self) -> Traffic | None:
+        return self._link.traffic()
 
     def wake(self) -> None:
         self._link.wake()

@@ -22,6 +22,8 @@ from thinwire.errors import ProtocolError
 from thinwire.protocol.forms import Header
 from thinwire.protocol.messages import COORDINATOR, Message, is_address
 from thinwire.transport.admission import BACKLOG, HANDSHAKE_S, WATCHED, Admission, raise_descriptor_limit
+from thinwire.transport.ports import Traffic
+from thinwire.transport.tcp_info import TcpTraffic
 
 MAX_HEADER_BYTES = 1 << 20
 MAX_PAYLOAD_BYTES = 64 << 20
@@ -158,6 +160,7 @@ class ZmqLink:
         self._door = Admission(self._inbox.get_monitor_socket(WATCHED), listening)
         self._outboxes: dict[int, Any] = {COORDINATOR: self._sockets.client(coordinator, self._identity)}
         self._addresses: dict[int, str] = {}
+        self._counted = TcpTraffic()
         self._waker, self._woken = self._sockets.pair("wake")
         self._wake_lock = threading.Lock()
         self._poller = zmq.Poller()
@@ -210,6 +213,9 @@ class ZmqLink:
                 else:
                     found.append(message if skip else message._replace(sender=COORDINATOR))
         return found
+
+    def traffic(self) -> Traffic | None:
+        return self._counted.read(list(self._addresses.values()))
 
     def wake(self) -> None:
         with self._wake_lock:

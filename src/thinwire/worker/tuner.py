@@ -1,4 +1,9 @@
-"""Measures rounds on the first worker, and proposes settings that fit the link better."""
+"""Measures rounds on the first worker, and proposes settings that fit the link better.
+
+What the wire carries comes from the sockets where they count (`thinwire.worker.wire_meter`), and the rest of a round's
+time is latency. A setting is held then until a link half as fast again, and one as much slower, would change it too.
+Where nobody counts, under Spark's jobs, latency and rate are told apart by rounds of two sizes.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,7 @@ from thinwire.exchange.signals import Landed
 from thinwire.parameters import Fragment
 from thinwire.rules.period import Link, fit_link
 from thinwire.strategies import Measured, Setting
+from thinwire.worker.wire_meter import WireMeter
 
 if TYPE_CHECKING:
     from thinwire.worker.worker import Worker
@@ -28,6 +34,11 @@ LATER, CONFIRMED = 2, 6
 """How many times later it is looked at next; and that where the setting of before was found to be right."""
 UNUSUAL = 2.0
 """Times what most rounds of its size take, at which a round that took longer is counted."""
+CERTAIN = 1.5
+"""Times faster and slower that a link may be than it seems, under all of which a change must be right."""
+BITS = {"int2": 2, "int4": 4, "int8": 8, "bfloat16": 16, "float32": 32}
+SLOW_S = 0.02
+"""Rounds that take longer are all looked at: that costs a thousandth of one."""
 EVERY_ROUND_UNTIL, THEN_EVERY = 32, 17
 """Rounds looked at one by one while the run is young, and how often later: fragments take turns in being looked at."""
 
@@ -56,11 +67,14 @@ class Tuner:
         """Steps at each fragment's last snapshot that landed."""
         self._samples: dict[int, deque[Sample]] = {}
         """By the size's order of magnitude: two sizes tell latency and bandwidth apart."""
+        self._wire = WireMeter()
+        self._newest_s = 0.0
 
     def see(self, landed: Landed) -> None:
         """Notes a round's size and duration; the first worker logs some."""
         if self.first < 0:
             self.first = landed.round
+        self._newest_s = landed.seconds
         if landed.size_bytes and landed.round > self.first:
             self._remember(Sample(landed.round, landed.size_bytes, landed.seconds))
         late, period = self._fresh(landed) if self._worker.lead else (None, None)
@@ -92,12 +106,20 @@ class Tuner:
     def note(self, round: int) -> dict[str, Any]:
         """What to say in a round's note: a new setting, when the strategy sees from what was measured that one fits.
 
-        Rounds of one size do not tell what is latency and what are bytes, and what another size took long ago was
-        perhaps taken while machines were busy with starting: the link is looked at again, with a new pair of sizes,
-        ever more seldom; and at once when rounds take much longer or shorter than before.
+        Where sockets count, the setting in force stays until they are certain. Elsewhere rounds of one size do not
+        tell what is latency and what are bytes, and what another size took long ago was perhaps taken while machines
+        were busy with starting: the link is looked at again, with a new pair of sizes, ever more seldom; and at once
+        when rounds take much longer or shorter than before.
         """
-        if not self._samples or self._worker.strategy.timing == "async" or round < self._looks_until:
+        if self._worker.strategy.timing == "async":
             return {}
+        if looked := _looked_at(round) or self._newest_s > SLOW_S:
+            self._wire.read(round, self._worker.exchange.traffic())
+        if not self._samples or round < self._looks_until:
+            return {}
+        if self._wire.counts:
+            known = self._wire.bytes_per_s is not None or self._worker.guard.verdict
+            return self._choose(round) if looked and known else {}
         if self._looks_until:  # both sizes have been seen
             self._looks_until, said = 0, self._choose(round)
             if "setting" in said and _near(Setting(**said["setting"]), self._usual):
@@ -127,6 +149,12 @@ class Tuner:
         verdict = worker.guard.verdict
         measured = Measured(size, len(worker.members), round, link, step_s, handling_s, hurts=bool(verdict))
         chosen = worker.strategy.setting(measured, current.setting)
+        if self._wire.counts and self._explained and not verdict:
+            slower, faster = (
+                worker.strategy.setting(dataclasses.replace(measured, link=each), current.setting)
+                for each in (link.times(1 / CERTAIN), link.times(CERTAIN))
+            )
+            chosen = _least_change(current.setting, (chosen, slower, faster))
         since = round + worker.strategy.in_flight
         why = "; ".join(filter(None, (verdict, worker.strategy.explain(measured, chosen))))
         if chosen != current.setting and since > current.since:
@@ -168,7 +196,14 @@ class Tuner:
         self._samples = {order: deque(kind, maxlen=SAMPLES) for order, kind in left.items() if kind}
 
     def _link(self) -> Link:
-        """A round that took much longer than most of its size met with something else: it counts as twice the usual."""
+        """What the sockets say, and the rest of a round's time as latency; without them what rounds took says both.
+
+        A round that took much longer than most of its size met with something else: it counts as twice the usual.
+        """
+        if (bytes_per_s := self._wire.bytes_per_s) is not None:
+            newest = max(self._samples.values(), key=lambda kind: kind[-1].round)
+            rest = [past.seconds - past.size_bytes / bytes_per_s for past in newest]
+            return Link(max(0.0, median(rest)), bytes_per_s)
         sizes, seconds = [], []
         for kind in self._samples.values():
             most = UNUSUAL * median_low(past.seconds for past in kind)
@@ -181,6 +216,21 @@ def _near(one: Setting, other: Setting) -> bool:
     """Whether two settings differ by no more than chance makes of the same link."""
     fewer, more = sorted((one.fragments, other.fragments))
     return one.codec == other.codec and more <= fewer * ALIKE
+
+
+def _least_change(current: Setting, wanted: tuple[Setting, ...]) -> Setting:
+    """Of settings that may all be right the one that changes least; the one in force, where it is among them."""
+
+    def apart(other: Setting) -> tuple[bool, float, float]:
+        bits = abs(math.log2(BITS.get(other.codec or "", 32) / BITS.get(current.codec or "", 32)))
+        return other.wait != current.wait, bits, abs(math.log2(other.fragments / current.fragments))
+
+    nearest = min(wanted, key=apart)
+    alike = [
+        each for each in wanted if dataclasses.replace(each, fragments=1) == dataclasses.replace(current, fragments=1)
+    ]
+    fewer, most = (edge([each.fragments for each in alike], default=0) for edge in (min, max))
+    return current if fewer <= current.fragments <= most else nearest
 
 
 def _looked_at(round: int) -> bool:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from thinwire.models.sequences import PeepholeLSTM
+
 CLASSES = 5
 
 
@@ -76,6 +78,38 @@ class LastState(nn.Module):
         return last
 
 
+class Optional(nn.Module):
+    """Optional arguments, a loop over time inside a layer, halves of a layer's output, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.inner, self.out = PeepholeLSTM(4, 6), nn.Linear(6, 16), nn.Linear(8, CLASSES)
+        self.register_buffer("places", torch.randn(12, 4), persistent=False)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, scale: float = 0.5) -> Tensor:
+        found: Tensor = self.cells(x + self.places[: x.shape[1]], mask)  # type: ignore[index]
+        value, gate = self.inner(found[:, -1]).chunk(2, 1)
+        last: Tensor = self.out(value * torch.sigmoid(gate)) * scale
+        return last
+
+
+class Tied(nn.Module):
+    """One matrix in two layers, one layer twice, attention, and a layer with a parametrization."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.body, self.out = nn.Embedding(CLASSES, 8), nn.Linear(8, 8), nn.Linear(8, CLASSES)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
+        self.out.weight = self.embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embedding(x)
+        x, _ = self.attention(x, x, x, need_weights=False)
+        found: Tensor = self.out(self.normed(self.body(torch.tanh(self.body(x.mean(1))))))
+        return found
+
+
 def recurrent() -> nn.Module:
     return Sequence(nn.RNN, 2)
 
@@ -96,6 +130,8 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
     "lstm": (lstm, lambda n: torch.randint(0, 20, (n, 6))),
     "gru": (gru, lambda n: torch.randint(0, 20, (n, 6))),
     "last state": (LastState, lambda n: torch.randn(n, 5, 4)),
+    "optional": (Optional, lambda n: torch.randn(n, 5, 4)),
+    "tied": (Tied, lambda n: torch.randint(0, CLASSES, (n, 6))),
 }
 
 

@@ -30,7 +30,7 @@ SIZES = (4, 3, 4)
 """Rows of each member: not the same for all."""
 STEPS, SEED, CLIP = 3, 7, 0.5
 WAYS = ("data", "column", "row", "mixed 1", "mixed 2", "mixed 3", "pipeline")
-STAGES = {"recurrent": 3, "lstm": 3, "gru": 3, "last state": 2}
+STAGES = {"recurrent": 3, "lstm": 3, "gru": 3, "last state": 2, "optional": 3, "tied": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,26 +121,29 @@ FEW = ("connected", "convolutional", "lstm")
 def test_every_placement_gives_the_losses_and_parameters_of_one_worker(name: str) -> None:
     sizes = SIZES[: STAGES.get(name, len(SIZES))]
     weighted = name == "connected"
-    members = together(len(sizes), functools.partial(trained, name=name, ways=WAYS, sizes=sizes, weighted=weighted))
+    ways = tuple(way for way in WAYS if (name, way) != ("tied", "pipeline"))  # its two ends are one matrix
+    members = together(len(sizes), functools.partial(trained, name=name, ways=ways, sizes=sizes, weighted=weighted))
     losses, state, last = alone(name, sum(sizes), weighted)
     rows = rows_for(name, sum(sizes), weighted=weighted)
     counts = [float(each.sum()) for each in (rows.weight if weighted else torch.ones(sum(sizes))).split(list(sizes))]  # type: ignore[union-attr, no-untyped-call]
     seen = set()
-    for way in WAYS:
+    for way in ways:
         each = [member[way] for member in members]
         for step in range(STEPS):
             said = [part[0][step] for part in each]
             mean = said[0] if way == "pipeline" else sum(a * b for a, b in zip(said, counts, strict=True)) / sum(counts)
             assert mean == pytest.approx(losses[step], abs=1e-5), (way, step)
         found = assembled([part[1] for part in each])
+        if name == "tied":  # it is there once, under its first name
+            found["out.weight"] = found["embedding.weight"]
         assert set(found) == set(state)
         for key, value in state.items():
             torch.testing.assert_close(found[key], value, atol=1e-5, rtol=0, msg=f"{way}: {key}")
         evaluated = sum(part[2] for part in each) / sum(part[3] for part in each)
         assert evaluated == pytest.approx(last, abs=1e-5), way
         seen |= set(each[0][4])
-    assert "column" in seen or name == "last state"
-    assert any(str(way).startswith("stage") for way in seen)
+    assert "column" in seen or name in ("last state", "tied")
+    assert any(str(way).startswith("stage") for way in seen) or name == "tied"
 
 
 def busy(crew: Crew, way: str) -> tuple[float, int]:

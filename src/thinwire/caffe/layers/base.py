@@ -40,6 +40,8 @@ class Layer(nn.Module):
     """Whether it may be left out when the net is called without labels."""
     statistics: ClassVar[bool] = False
     """Whether its blobs are measured, not learnt."""
+    as_one_layer: ClassVar[bool] = True
+    """A plan calls it and does not look into it."""
     bottoms: ClassVar[tuple[int, float]] = (1, 1)
     """How many bottoms at least and at most."""
     tops: ClassVar[tuple[int, float]] = (1, 1)

@@ -11,6 +11,7 @@ from thinwire.cluster.simulated.fibers import VirtualTime
 from thinwire.cluster.simulated.network import Network
 from thinwire.protocol.messages import COORDINATOR, Message
 from thinwire.transport.memory import MemoryHub, MemoryLink, Room
+from thinwire.transport.ports import Traffic
 
 FRAME_BYTES = 64
 """What a message has on the wire beside its header and payload."""
@@ -52,6 +53,10 @@ class Ether(Room):
         else:
             self._deliver(address, message)
 
+    def traffic(self, worker: int) -> Traffic:
+        """What has left a worker's node."""
+        return Traffic(*self._network.sent(self._node(worker)))
+
     def kill(self, worker: int, attempt: int) -> None:
         """The machine's end of every connection is gone: what comes is dropped, and the coordinator notices."""
         address = f"memory:{worker}.{attempt}"
@@ -88,6 +93,9 @@ class _Link(MemoryLink):
             header = {**header, "host": f"machine-{self._me}", "pid": 0}
         if not self._room.silent(self.address):
             super().send(peer, header, payload)
+
+    def traffic(self) -> Traffic | None:
+        return self._room.traffic(self._me)
 
     def receive(self, timeout_s: float) -> list[Message]:
         if self._handled:

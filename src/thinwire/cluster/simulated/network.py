@@ -67,6 +67,7 @@ class Network:
         self._version = 0
         self._dirty = False
         self.sent_bytes = np.zeros(count)
+        self._flowed, self._sending_s = np.zeros(count), np.zeros(count)
 
     def send(self, source: int, target: int, size_bytes: int, deliver: Callable[[], None]) -> None:
         """Sends so many bytes from a node to another; within one node they are there at once."""
@@ -83,6 +84,13 @@ class Network:
         else:
             speed = float(min(self._speed[source], self._speed[target]))
             self._arrive(source, target, self._time.now() + size_bytes / speed, deliver)
+
+    def sent(self, node: int) -> tuple[int, float]:
+        """Bytes that have left a node, and the seconds in which some did: a socket's view of its link."""
+        since = self._time.now() - self._seen
+        left, rates = self._left[node], self._rates[node]
+        flowed = self._flowed[node] + np.minimum(rates * since, left).sum()
+        return int(flowed), float(self._sending_s[node] + ((left > 0) & (rates > 0)).any() * since)
 
     def busy(self, node: int) -> bool:
         """Whether much crosses a node's link."""
@@ -147,8 +155,10 @@ class Network:
         """Books what has flowed since the last change, and hands on what has come through."""
         now = self._time.now()
         flowed = self._rates * (now - self._seen)
-        self._seen = now
         moving = self._left > 0
+        self._flowed += np.minimum(flowed, self._left).sum(1)
+        self._sending_s += (moving & (self._rates > 0)).any(1) * (now - self._seen)
+        self._seen = now
         self._left = np.where(moving, self._left - flowed, 0.0)
         through = moving & (self._left <= np.maximum(DONE_BYTES, self._rates * max(1e-12, 2 * float(np.spacing(now)))))
         for source, target in np.argwhere(through).tolist():

@@ -18,6 +18,7 @@ from thinwire.exchange.spark.box import Answer, Box, Frame
 from thinwire.exchange.spark.shared_memory import SharedMemory
 from thinwire.protocol.forms import Header
 from thinwire.protocol.messages import Message
+from thinwire.transport.ports import Traffic
 
 MOST_PER_VISIT = 64 << 20
 """Bytes that one visit takes along; a single letter may be longer."""
@@ -107,6 +108,9 @@ class SparkLink:
                 first = self._inbox.get_nowait()
         except queue.Empty:
             return found
+
+    def traffic(self) -> Traffic | None:
+        return None  # Spark has the sockets
 
     def wake(self) -> None:
         self._inbox.put(None)
