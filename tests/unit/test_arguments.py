@@ -123,6 +123,12 @@ def test_what_is_no_model_is_refused() -> None:
         tw.fit([nn.Linear(4, 3)], ROWS, cluster=tw.Local(processes=False))  # type: ignore[arg-type]
 
 
+def test_a_factory_that_needs_arguments_is_refused() -> None:
+    for factory in (nn.Linear, lambda outputs: nn.Linear(4, outputs)):
+        with pytest.raises(ConfigError, match=r"model = .* is called without arguments, and is missing a required"):
+            tw.fit(factory, ROWS, cluster=tw.Local(processes=False))  # type: ignore[arg-type]
+
+
 def test_the_table_has_every_argument_of_fit_and_no_other() -> None:
     assert set(ARGUMENTS) == set(inspect.signature(tw.fit).parameters)
 

@@ -220,7 +220,7 @@ def fit(
     spread = placement_for(placement, chosen, carrier, where)
     if carrier == "spark" and deadlines is None:  # jobs are slow, and letters are not lost
         patience = dataclasses.replace(patience, stall_s=300.0, silence_s=60.0, prepare_s=60.0)
-    refuse_impossible(spec, chosen, codec, spread)
+    refuse_impossible(spec, chosen, codec, spread, validated=validation is not None)
     if resume is not None and out is None:
         out = resume
     target = target_for(until, stop, spec.metrics, validated=validation is not None)
