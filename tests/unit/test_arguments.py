@@ -123,6 +123,12 @@ def test_what_is_no_model_is_refused() -> None:
         tw.fit([nn.Linear(4, 3)], ROWS, cluster=tw.Local(processes=False))  # type: ignore[arg-type]
 
 
+def test_a_factory_that_needs_arguments_is_refused() -> None:
+    for factory in (nn.Linear, lambda outputs: nn.Linear(4, outputs)):
+        with pytest.raises(ConfigError, match=r"model = .* is called without arguments, and is missing a required"):
+            tw.fit(factory, ROWS, cluster=tw.Local(processes=False))  # type: ignore[arg-type]
+
+
 def test_the_table_has_every_argument_of_fit_and_no_other() -> None:
     assert set(ARGUMENTS) == set(inspect.signature(tw.fit).parameters)
 
@@ -251,3 +257,51 @@ def test_a_recipes_values_are_refused_by_the_recipes_keys(change: str, told: str
     chosen = recipe.load("digits", [change])
     with pytest.raises(ConfigError, match=told):
         run(chosen, out=None, resume=None, progress=False)
+
+
+def estimator(**given: Any) -> Any:
+    pytest.importorskip("pyspark")
+    from thinwire.spark import TorchEstimator
+
+    return TorchEstimator(refuses_to_be_made, input_cols=["x"], **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"epoch": 3}, "TorchEstimator has no parameter 'epoch'. Did you mean 'epochs'.*clip_norm.*scheduler"),
+        ({"schedular": "cosine"}, "Did you mean 'scheduler'"),
+        ({"epochs": 1.5}, "epochs = 1.5 .*is not possible"),
+        ({"epochs": 0}, "epochs = 0 is too small"),
+        ({"batch_size": "many"}, "batch_size = 'many' .*is not possible"),
+        ({"num_workers": 0}, "num_workers = 0 is too small"),
+        ({"clip_norm": -1.0}, "clip_norm = -1.0 is not possible"),
+        ({"cluster": 2}, "cluster = 2 is not possible"),
+        ({"optimizer": STEPPER}, "optimizer is a SGD of this process's parameters"),
+        ({"optimizer": {"name": "adm"}}, "Did you mean 'adam'"),
+        ({"scheduler": {"name": "cosin"}}, "Did you mean 'cosine'"),
+        ({"strategy": 3}, "strategy = 3 is not possible"),
+        ({"loss": nn.MSELoss}, "loss = the class MSELoss is not possible"),
+        ({"stop": 3}, "stop = 3 is not possible"),
+        ({"input_cols": "x"}, "input_cols.*is not possible"),
+        ({"learning_rate": "fast"}, "learning_rate = 'fast' .*is not possible"),
+    ],
+)
+def test_an_estimator_refuses_what_fit_would_when_it_is_made(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=f"(?s){told}"):
+        estimator(**({"epochs": 1} | given)) if "input_cols" not in given else estimator().setParams(**given)
+
+
+def test_an_estimator_keeps_recipes_forms_as_they_were_given() -> None:
+    scheduler = {"name": "cosine", "T_max": 4}
+    made = estimator(optimizer={"name": "sgd", "momentum": 0.9}, learning_rate=0.5, scheduler=scheduler)
+    assert made._optimizer() == {"name": "sgd", "momentum": 0.9, "lr": 0.5}
+    assert made.getOrDefault(made.fitOptions)["scheduler"] == scheduler
+    with pytest.raises(ConfigError, match=r"learning_rate = 0.5 and optimizer = .* differ"):
+        estimator(optimizer={"name": "sgd", "lr": 0.1}, learning_rate=0.5)._optimizer()
+
+
+def test_a_learning_rate_beside_a_function_is_warned_of() -> None:
+    made = estimator(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1), learning_rate=0.5)
+    with pytest.warns(UserWarning, match="learning_rate has no effect"):
+        made._optimizer()

@@ -82,8 +82,6 @@ def test_a_single_column_of_single_numbers_is_refused_with_how_to_shape_it() -> 
 
 
 def test_an_output_whose_first_dimension_is_not_that_of_rows_is_refused() -> None:
-    frame = pd.DataFrame({"a": X[:, 0], "label": LABEL})
-    refused(linear(2), frame, "its first dimension must count rows", inputs=["a"])
     refused(lambda: nn.Sequential(nn.Linear(4, 3), nn.Flatten(0)), ROWS, "its first dimension must count rows")
 
 
@@ -136,6 +134,28 @@ def test_more_outputs_than_numbers_in_a_label_are_refused(loss: str) -> None:
     )
 
 
+@pytest.mark.parametrize("loss", ["bce_with_logits", nn.BCEWithLogitsLoss(), F.binary_cross_entropy_with_logits])
+def test_labels_that_a_logit_cannot_be_compared_with_are_refused_with_their_rows(loss: Any) -> None:
+    label = (LABEL % 2).astype(np.float32)
+    label[5] = 2.0
+    told = "column 'label' has 1 value that is not from 0 to 1, of 64 rows: 2.0 in row 5"
+    refused(lambda: nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)), {"x": X, "label": label}, told, loss=loss)
+
+
+@pytest.mark.parametrize("weight", [-np.ones(64, np.float32), np.ones((64, 2), np.float32), np.full(64, np.inf)])
+def test_a_weight_that_is_no_weight_is_refused(weight: Any) -> None:
+    refused(linear(), ROWS | {"w": weight}, "column 'w' is .* in the first row; a weight is one number", weight="w")
+
+
+def test_a_column_that_validation_data_lack_is_told_as_theirs() -> None:
+    refused(linear(), ROWS, "the validation data does not have .* column 'x'", validation={"y": X, "label": LABEL})
+
+
+def test_a_plateau_without_validation_rows_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="scheduler 'plateau' has no effect"):
+        tw.fit(linear(), ROWS, scheduler="plateau", cluster=tw.Simulated(workers=1, step_s=0.01))
+
+
 def test_one_output_and_a_label_of_one_number_are_compared_as_meant() -> None:
     result = tw.fit(linear(4, 1), {"x": X, "label": X[:, 0]}, loss="mse", cluster=tw.Simulated(workers=2, step_s=0.01))
     assert result.summary["epochs"] == 1.0
@@ -151,7 +171,9 @@ def test_labels_in_a_column_of_arrays_of_one_are_refused_for_classes() -> None:
 
 def test_a_loss_without_gradient_is_refused() -> None:
     frozen = nn.Linear(4, 3).requires_grad_(False)
-    refused(frozen, ROWS, "(does not depend on any parameter|no trainable|requires_grad)", ConfigError)
+    refused(frozen, ROWS, "has no parameter that can be trained", ConfigError)
+    refused(nn.Identity, ROWS, "has no parameter that can be trained", ConfigError)
+    refused(linear(), ROWS, "the loss gives a float", ConfigError, loss=lambda o, y: o.sum().item())
     refused(linear(), ROWS, "does not depend on any parameter", ConfigError, loss=lambda o, y: o.detach().mean())
 
 
@@ -190,6 +212,7 @@ def test_an_optimizer_that_cannot_be_made_is_refused(optimizer: Any, told: str) 
     [
         (torch.optim.lr_scheduler.StepLR, "scheduler fails with TypeError"),
         (lambda optimizer: 0.1, "scheduler gave a float"),
+        (lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 0), "scheduler fails with ZeroDivisionError"),
     ],
 )
 def test_a_scheduler_that_cannot_be_made_is_refused(scheduler: Any, told: str) -> None:

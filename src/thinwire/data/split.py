@@ -68,7 +68,7 @@ def split(
     num_held = _rows_to_hold_back(source.num_rows, workers, share, seed)
     if columns is not None:
         source = select(source, columns)
-        apart = None if apart is None else select(apart, columns)
+        apart = None if apart is None else _selected(apart, columns)
     source, apart = plain(source), None if apart is None else plain(apart)
     if apart is not None:
         refuse_other_schema(apart.schema, source.schema, "the validation data")
@@ -90,6 +90,14 @@ def split(
         return [ShardFiles(path, None, rows, 0) for path, rows in zip(hands[0].paths, counts[0], strict=True)]
     pairs = zip(hands[0].paths, hands[1].paths, *counts, strict=True)
     return [ShardFiles(*pair) for pair in pairs]
+
+
+def _selected(apart: Source, columns: Sequence[str]) -> Source:
+    """The columns of validation data; one that is not there is told of as theirs."""
+    try:
+        return select(apart, columns)
+    except DataError as error:
+        raise DataError(f"the validation data does not have the columns that are trained on: {error}") from error
 
 
 @final

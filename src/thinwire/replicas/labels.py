@@ -35,6 +35,7 @@ class Labels:
         soft: whether it also takes a probability for each class: labels in the shape of the model's output.
         scores: whether it takes the model's output for scores of classes, or for the logit of one of two.
         output: the shape of the model's output for one row, classes first; None where it is not known.
+        share: whether numbers must be from 0 to 1.
     """
 
     kind: Kind = "any"
@@ -43,6 +44,7 @@ class Labels:
     soft: bool = False
     scores: bool = False
     output: tuple[int, ...] | None = None
+    share: bool = False
 
     @property
     def num_classes(self) -> int | None:
@@ -81,6 +83,8 @@ class Labels:
         """
         floating = values.dtype.kind == "f"
         values = values.astype(_WIDER.get(values.dtype.kind + str(values.itemsize), values.dtype), copy=False)
+        if self.share:
+            return np.asarray((values < 0) | (values > 1))  # what is no number is a loss that is not finite
         if not self.are_classes(values.shape[1:], floating):
             return np.zeros(values.shape, bool)
         most = self.num_classes if self.num_classes is not None else 2.0**63 if floating else 2**63
@@ -91,7 +95,7 @@ class Labels:
 
     def refuse_wrong(self, where: str, label: Tensor) -> None:
         """Raises a DataError where a batch's labels are no classes; `where` is what the message begins with."""
-        if self.kind == "classes":
+        if self.kind == "classes" or self.share:
             count = WrongLabels(self, where)
             values = label.detach().cpu()
             count.add((values.float() if values.dtype == torch.bfloat16 else values).numpy())
@@ -144,6 +148,12 @@ class WrongLabels:
         classes, loss = self.labels.num_classes, self.labels.loss
         values = "1 value that is" if self._count == 1 else f"{self._count} values that are"
         shown = ", ".join(f"{value} in row {row}" for value, row in self._examples.items())
+        if self.labels.share:
+            found = values.replace("that is", "that is not from 0 to 1").replace("that are", "that are not from 0 to 1")
+            return (
+                f"{self._where} has {found}, of {self._rows} rows: {shown}. {loss} takes 0, 1, or a probability. Make "
+                "labels of two classes 0 and 1; for more classes use loss='cross_entropy', for quantities 'mse'."
+            )
         allowed, advice = "from 0 on", "Index the labels from 0 (StringIndexer, pandas.factorize)"
         if classes == 1:
             allowed = "of 0 alone, since the model has 1 output"
@@ -187,7 +197,7 @@ _SOFT = Labels("classes", ignored=IGNORED, soft=True, scores=True)
 _CLASSES = Labels("classes", ignored=IGNORED, scores=True)
 _MARGIN = Labels("classes", scores=True)
 _PADDED = Labels("classes", ignored=-1)
-_LOGIT = Labels("numbers", scores=True)
+_LOGIT = Labels("numbers", scores=True, share=True)
 _NUMBERS = Labels("numbers")
 _NAMED: Mapping[str, Labels] = {
     "bce_with_logits": _LOGIT,

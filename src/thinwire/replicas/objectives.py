@@ -116,6 +116,11 @@ class Objective:
         loss = named[self._loss] if isinstance(self._loss, str) else self._loss
         try:
             found: Tensor = loss(output) if label is None else loss(output, label)
+            if not isinstance(found, Tensor):
+                raise ConfigError(
+                    f"the loss gives a {type(found).__name__}; it must give a tensor, which gradients are taken of: "
+                    "leave item(), float() and numpy() out of it"
+                )
             return found
         except (IndexError, RuntimeError):
             if label is not None and isinstance(output, Tensor):

@@ -68,7 +68,25 @@ def _model(key: str, given: Any) -> Any:
         model_by_name(given)
     elif not (isinstance(given, nn.Module) or is_keras(given) or callable(given)):
         raise refused(key, given, "an nn.Module, a function that makes one, or a built-in name such as 'cnn8'")
+    elif not (isinstance(given, nn.Module) or is_keras(given)):
+        _refuse_arguments(key, given)
     return given
+
+
+def _refuse_arguments(key: str, factory: Any) -> None:
+    """Refuses a factory that cannot be called with nothing."""
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # of what is not Python
+        return
+    try:
+        signature.bind()
+    except TypeError as error:
+        name = getattr(factory, "__name__", type(factory).__name__)
+        raise ConfigError(
+            f"{key} = {name}{signature} is called without arguments, and is {error}; give a function that needs none: "
+            f"lambda: {name}(…), or functools.partial({name}, …)"
+        ) from error
 
 
 def _columns(key: str, given: Any) -> tuple[str, ...]:

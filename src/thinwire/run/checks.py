@@ -80,7 +80,9 @@ def objective_for(algorithm: Algorithm | None, loss: Any, metrics: Any) -> tuple
     return ("cross_entropy" if loss is None else loss), metrics
 
 
-def refuse_impossible(spec: TrainSpec, strategy: Strategy, codec: str, placement: Placement) -> None:
+def refuse_impossible(
+    spec: TrainSpec, strategy: Strategy, codec: str, placement: Placement, *, validated: bool
+) -> None:
     """Refuses what cannot go together before any process starts."""
     own = strategy.setting(Measured(1, 2, 0, None, None), None).codec
     if codec != "float32" and own is not None:
@@ -91,6 +93,12 @@ def refuse_impossible(spec: TrainSpec, strategy: Strategy, codec: str, placement
         spec.optimizer([nn.Parameter(torch.zeros(1))])
     if isinstance(spec.scheduler, NamedScheduler):
         spec.scheduler(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
+    plateau = isinstance(spec.scheduler, NamedScheduler) and spec.scheduler.name == "plateau"
+    if plateau and not validated:
+        warnings.warn(
+            "scheduler 'plateau' has no effect: it follows the validation loss, and there are no validation rows",
+            stacklevel=5,
+        )
     late = strategy.timing == "async" and strategy.subject == "gradients"
     if late and getattr(spec.optimizer, "on_workers_only", False):
         raise ConfigError(

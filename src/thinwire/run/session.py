@@ -143,14 +143,17 @@ def fit(
 ) -> Result:
     """Trains a model on data with several workers; returns it with its history.
 
+    Every argument is checked before a worker starts. Where a recipe has a form of an object, it may be given here too:
+    `optimizer={"name": "sgd", "lr": 0.1}`, `scheduler={"name": "step", "step_size": 5}`, `stop={"patience": 3}`.
+
     Args:
         model: a module, a factory of one, or a built-in name. A factory is called under the seed on every worker.
         data: arrays, an Arrow table, a Parquet path or glob, or a built-in set such as "digits".
         inputs: columns given to the model, in its order; None takes all but label and weight.
         label: the column the loss compares with; None calls the loss with the output alone.
         loss: a name, or a callable of (output, label); "cross_entropy", or the algorithm's own, unless said.
-        optimizer: a name, or a callable that makes the optimizer from the parameters.
-        scheduler: makes a learning-rate scheduler from the optimizer.
+        optimizer: a name, a recipe's form, or a callable that makes the optimizer from the parameters.
+        scheduler: a name, a recipe's form, or a callable that makes a learning-rate scheduler from the optimizer.
         scheduler_every: whether it moves after each step or each epoch.
         algorithm: how a gradient is found: `BackPropagation` unless said, or `ContrastiveDivergence`.
         strategy: what replicas tell each other; `Relay` unless said.
@@ -160,12 +163,13 @@ def fit(
         codec: how contributions are packed, for strategies that leave it open.
         epochs: passes over the rows.
         steps: optimizer steps of each worker at most.
-        until: a target that ends the run, such as "val_accuracy >= 0.97".
+        until: a target that ends the run, such as "val_accuracy >= 0.97" or "train_loss <= 0.1".
         batch_size: rows of one step of one worker.
         validation: a share of the rows, or data of its own.
         weight: a column of row weights.
         transform: a function from a batch's columns to a batch's columns, run on the workers.
-        metrics: names, or callables by name, measured on the validation rows.
+        metrics: names, or by name callables that give one number a row, `MetricOfSums`, or metrics of torchmetrics;
+            measured on the validation rows.
         stop: early stopping.
         restore_best: give back the best evaluation's model; with `stop` unless said.
         callbacks: called with every event; one that returns True ends the run. One that has a method `finish` is given
@@ -219,7 +223,7 @@ def fit(
     spread = placement_for(placement, chosen, carrier, where)
     if carrier == "spark" and deadlines is None:  # jobs are slow, and letters are not lost
         patience = dataclasses.replace(patience, stall_s=300.0, silence_s=60.0, prepare_s=60.0)
-    refuse_impossible(spec, chosen, codec, spread)
+    refuse_impossible(spec, chosen, codec, spread, validated=validation is not None)
     refuse_optimizer(network, spec, chosen, spread)
     refuse_searches(factory, Setup(spec=spec, strategy=chosen, placement=spread, exchange=carrier, codec=codec))
     if resume is not None and out is None:

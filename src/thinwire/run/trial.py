@@ -11,6 +11,7 @@ import contextlib
 import copy
 import dis
 import logging
+import math
 import os
 import random
 import reprlib
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from thinwire.data import Batch, Loader, Position, Sampler, Shard, write_shard
 from thinwire.errors import ConfigError, DataError, ThinwireError
@@ -33,8 +35,8 @@ from thinwire.replicas.torch import build_module
 from thinwire.run.job import Columns
 
 _log = logging.getLogger("thinwire.run")
-ROWS = 2
-"""Copies of the row that make the batch: batch normalisation takes no single row."""
+ROWS = 7
+"""Copies of the row that make the batch: batch normalisation takes no single row, and few shapes have this size."""
 _KINDS = (RuntimeError, IndexError, TypeError, ValueError)
 """What torch raises where tensors do not fit."""
 _ELSEWHERE = ("cuda", "nvidia", "memory", "no kernel", "triton")
@@ -91,9 +93,15 @@ class Trial:
         made = self.model
         batch = None if self.transforms else self._batch(row, ROWS)
         module = (copy.deepcopy(made) if isinstance(made, nn.Module) else build_module(made, self.spec.seed)).cpu()
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            raise ConfigError(
+                f"the model {type(module).__name__} has no parameter that can be trained: it has none, or all are "
+                "frozen; leave requires_grad on where it is to learn"
+            )
         self._stepped(module)
         if batch is None:
             return None
+        self._weighed(batch)
         shape = None
         with contextlib.suppress(*_KINDS), torch.no_grad():
             shape = _shape(module.eval()(*batch.inputs))
@@ -209,6 +217,14 @@ class Trial:
                 "detached; leave requires_grad on, and no_grad, detach and item out of model and loss"
             )
 
+    def _weighed(self, batch: Batch) -> None:
+        """Looks at the row's weight."""
+        if batch.weight is not None and (batch.weight.dim() != 1 or not 0 <= float(batch.weight[0]) < math.inf):
+            raise DataError(
+                f"column {self.columns.weight!r} is {_value(batch.weight)} in the first row; a weight is one number of "
+                "0 or more. Give such a column as weight, or none."
+            )
+
     def _alike(self, output: Tensor, label: Tensor) -> None:
         if output.numel() != label.numel():
             name, loss = self.columns.label, self.columns.labels.loss
@@ -245,6 +261,9 @@ class Trial:
                 f"scheduler gave {_kind(moved)}; it must return a learning-rate scheduler: "
                 "lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 10)"
             )
+        if not isinstance(moved, ReduceLROnPlateau):
+            made._opt_called = True  # type: ignore[attr-defined]  # torch warns of a scheduler that moves first
+            _called("scheduler", lambda scheduler: scheduler.step(), moved, "the optimizer, moves once,")
 
     def _measured(self, module: nn.Module, batch: Batch) -> None:
         with torch.no_grad():
@@ -275,7 +294,7 @@ _ALIKE = ("mse", "l1", "smooth_l1", "bce_with_logits")
 def _called(key: str, make: Any, given: Any, what: str) -> Any:
     try:
         return make(given)
-    except (*_KINDS, AttributeError) as error:
+    except (*_KINDS, AttributeError, ArithmeticError) as error:
         if isinstance(error, ThinwireError) or not _is_misfit(error):
             raise
         raise ConfigError(
