@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,12 +13,14 @@ import pytest
 from thinwire.exchange.cuts import Cut, Cuts
 from thinwire.rules.period import Link
 from thinwire.strategies import Auto, Measured, Relay, Setting, SparkNet
+from thinwire.transport.ports import Traffic
 from thinwire.worker.shares import Shares
 from thinwire.worker.tuner import Tuner
+from thinwire.worker.wire_meter import WireMeter
 
 
 def tuner() -> Tuner:
-    worker: Any = SimpleNamespace(lead=False)
+    worker: Any = SimpleNamespace(lead=False, exchange=SimpleNamespace(traffic=lambda: None))
     fresh = Tuner(worker)
     fresh.see(SimpleNamespace(size_bytes=8e4, seconds=60.0, round=0))  # type: ignore[arg-type]
     return fresh
@@ -92,9 +96,14 @@ class Loop:
             meter=SimpleNamespace(steps=0, step_s=step_s, handling_s=0.0),
             guard=SimpleNamespace(verdict=""),
             plan=SimpleNamespace(codec="float32"),
-            event=lambda kind, **fields: None,
+            event=lambda kind, **fields: self.said.append(fields) if kind == "setting_changed" else None,
+            exchange=SimpleNamespace(traffic=self.traffic),
         )
+        self.said: list[dict[str, Any]] = []
         self.tuner, self.round = Tuner(worker), 0
+
+    def traffic(self) -> Traffic | None:
+        return None
 
     def play(self, rounds: int, link: Link) -> Setting:
         """So many rounds, of which each takes up to a fifth longer by chance; the setting in force then."""
@@ -163,3 +172,125 @@ def test_with_fragments_given_the_codec_is_tried() -> None:
     loop = Loop(Relay(fragments=4))
     assert {loop.play(1, TEN).codec for _ in range(100)} == {"int4", "int8"}
     assert loop.play(100, TEN).fragments == 4
+
+
+class Counted(Loop):
+    """Rounds on sockets that count, on machines that are busy, uneven, and wait for each other."""
+
+    def __init__(self, strategy: Relay, *, tick_s: float = 0.004, **given: Any) -> None:
+        super().__init__(strategy, **given)
+        self._sent, self._busy_s, self._tick_s, self._trip_s = 0, 0.0, tick_s, 0.0
+        self._meter = self.tuner._worker.meter
+
+    def traffic(self) -> Traffic:
+        busy_s = self._busy_s
+        if self._tick_s:  # as the kernel counts: whole ticks, of which one more or less has begun
+            busy_s = self._tick_s * int(busy_s / self._tick_s + self.chance.random())
+        return Traffic(self._sent, busy_s, self._trip_s, self._trip_s, self._tick_s)
+
+    def play(self, rounds: int, link: Link, *, others_s: float = 0.0, per_byte_s: float = 0.0) -> Setting:
+        """Each round takes beside the wire what processors take for its bytes, and up to `others_s` by chance."""
+        self._trip_s = link.latency_s
+        for _ in range(rounds):
+            said = self.tuner.note(self.round)
+            if "setting" in said:
+                self.cuts.change(Setting(**said["setting"]), said["since"])
+            cut = self.cuts.at(self.round)
+            values = 2 * cut.fragment(self.round).size * 3 / 4
+            size = int(values * (BITS[cut.setting.codec] + 1 / 8) / 8)
+            self._sent += size
+            self._busy_s += size / link.bytes_per_s * self.chance.uniform(0.9, 1.1) + 2 * link.latency_s
+            seconds = link.seconds(size) + 4 * values * per_byte_s + self.chance.uniform(0.0, others_s)
+            self._meter.step_s = 0.05 * self.chance.uniform(0.9, 1.1)
+            fields = {"round": self.round, "size_bytes": size, "seconds": seconds, "notes": {}, "fragment": None}
+            self.tuner.see(SimpleNamespace(**fields))  # type: ignore[arg-type]
+            self.round += 1
+        return self.cuts.newest.setting
+
+
+def rate(mbit: float, latency_s: float = 2e-4) -> Link:
+    return Link(latency_s, mbit * 125e3)
+
+
+BUSY = [{}, {"others_s": 0.2}, {"per_byte_s": 1e-7}, {"others_s": 0.05, "per_byte_s": 2e-8}]
+"""What machines take beside the wire: nothing; up to four steps for peers; ten times what a gigabit takes; both."""
+
+
+@pytest.mark.parametrize("busy", BUSY, ids=str)
+@pytest.mark.parametrize("mbit", [10, 20, 50, 100, 200, 500, 1000])
+@pytest.mark.parametrize("strategy", [Relay(), Auto()], ids=str)
+def test_the_wire_is_known_within_a_factor_of_two_and_one_setting_is_held(
+    strategy: Relay, mbit: float, busy: dict[str, float]
+) -> None:
+    loop = Counted(strategy)
+    loop.play(1000, rate(mbit), **busy)
+    measured = [said["bytes_per_s"] for said in loop.said]
+    assert measured
+    assert all(each is not None and mbit / 2 < each * 8e-6 < mbit * 2 for each in measured)
+    assert len({str(said["setting"]) for said in loop.said}) <= 2
+
+
+@pytest.mark.parametrize("mbit", [10, 100, 1000])
+def test_busy_machines_are_given_the_codec_of_the_same_wire_between_idle_ones(mbit: float) -> None:
+    for strategy in (Relay(), Auto()):
+        idle, busy = Counted(strategy), Counted(strategy)
+        expected = idle.play(300, rate(mbit))
+        found = busy.play(300, rate(mbit), others_s=0.05, per_byte_s=2e-8)
+        assert found.codec == expected.codec
+
+
+def test_a_round_trip_is_not_taken_for_a_slow_wire() -> None:
+    loop = Counted(Relay(), step_s=0.5)
+    loop.play(300, rate(100, latency_s=0.02))
+    assert 50 < loop.said[-1]["bytes_per_s"] * 8e-6 < 200
+
+
+@pytest.mark.parametrize(("before", "after"), [(1000, 10), (10, 1000), (100, 30)])
+def test_another_wire_is_noticed_and_the_setting_changed_once_for_it(before: float, after: float) -> None:
+    for strategy in (Relay(), Auto()):
+        loop, always = Counted(strategy), Counted(strategy)
+        loop.play(400, rate(before))
+        held = len(loop.said)
+        changed, right = loop.play(600, rate(after)), always.play(600, rate(after))
+        assert len(loop.said) - held <= 2
+        assert 0.5 <= BITS[changed.codec] / BITS[right.codec] <= 2, "it changes as little as is certainly right"
+
+
+def test_a_setting_at_the_border_of_two_is_held() -> None:
+    """By chance in steps and in the wire an exchange is now more and now less than the 64 steps of the border."""
+    values, step_s = 1_000_000, 0.05
+    edge = 8 * values * 0.75 / (64 * step_s)
+    for factor in (0.8, 0.9, 1.0, 1.1, 1.2):
+        loop = Counted(Relay(bits="auto"))
+        seen = {loop.play(1, Link(2e-4, edge * factor)).codec for _ in range(1500)}
+        assert len(seen) <= 2
+        assert len({said["setting"]["codec"] for said in loop.said}) == 1
+
+
+def test_without_a_wire_nothing_is_changed_but_once() -> None:
+    loop = Counted(Relay(), tick_s=0.0)
+    loop.traffic = lambda: Traffic(0, 0.0)  # type: ignore[method-assign]
+    loop.tuner._worker.exchange.traffic = loop.traffic  # type: ignore[misc]
+    loop.play(500, Link(0.0, 1e12), others_s=0.3, per_byte_s=1e-7)
+    assert len(loop.said) == 1
+    assert loop.said[0]["bytes_per_s"] is None
+    assert loop.said[0]["why"].startswith("the wire is no limit, and a round takes")
+
+
+def test_nothing_is_certain_while_the_wire_changes() -> None:
+    meter = WireMeter()
+    for round in range(7):
+        meter.read(round, Traffic(1000 * round, 0.001 * round if round < 4 else 0.003 + (round - 3) * 0.1))
+    assert meter.bytes_per_s is None
+    for round in range(7, 10):
+        meter.read(round, Traffic(1000 * round, 0.003 + (round - 3) * 0.1))
+    assert meter.bytes_per_s == pytest.approx(1e4)
+
+
+@pytest.mark.parametrize("bytes_per_s", [60.0, 12.6e6, 1.4e8, math.inf])
+@pytest.mark.parametrize("step_s", [1e-4, 0.5])
+def test_what_is_said_of_a_link_has_no_absurd_figure(bytes_per_s: float, step_s: float) -> None:
+    measured = Measured(1_000_000, 4, 100, Link(2e-4, bytes_per_s), step_s, rest_s=0.01)
+    said = Relay().explain(measured, Setting(fragments=4, codec="int4"))
+    assert not re.search(r"\b0 [kMG]?bit|e\+|inf|nan|\b0(\.0*)? steps", said), said
+    assert said.endswith(": int4, 4 fragments in turn, steps go on meanwhile")

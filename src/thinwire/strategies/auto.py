@@ -47,7 +47,7 @@ class Auto(Relay):
             tighter = max(1, chosen.fragments >> caution)
             return replace(chosen, fragments=tighter, momentum=0.0, wait=True, caution=caution)
         ratio, latency = self._seen(measured)
-        if self.fragments == "auto" and relay.worth_waiting(ratio, latency, waits=current.wait):
+        if self.fragments == "auto" and relay.worth_waiting(ratio, latency + self._rest(measured), waits=current.wait):
             codec = CODECS[32 if self.bits == "auto" else self.bits]
             return Setting(fragments=1, codec=codec, momentum=momentum, wait=True)
         return chosen

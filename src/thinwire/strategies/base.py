@@ -112,6 +112,8 @@ class Measured:
     step_s: float | None
     handling_s: float | None = None
     """What snapshot and landing of the whole vector cost the stepping thread."""
+    rest_s: float = 0.0
+    """What a round takes beside the link, where that is known: processors, and waiting for peers."""
     hurts: bool = False
     """Whether the joint model was found worse than replicas are without it, under the current setting."""
 

@@ -79,8 +79,8 @@ class Relay(Strategy):
         """What the wire and the rest of a round take beside a step, and what it came to, in a sentence."""
         if not self._knows(measured) or measured.link is None or measured.step_s is None:
             return ""
-        ratio, latency = self._seen(measured)
-        rest_s = measured.link.latency_s
+        ratio, _ = self._seen(measured)
+        rest_s = measured.link.latency_s + measured.rest_s
         if ratio < 1e-3:
             wire = "the wire is no limit"
         else:
@@ -89,7 +89,7 @@ class Relay(Strategy):
                 f"the wire carries {rate_text(measured.link.bytes_per_s)}, so that the whole model in float32 takes "
                 f"{taken} of {seconds_text(measured.step_s)}"
             )
-        late = f", and a round takes {seconds_text(rest_s)} besides" if latency >= 0.05 else ""
+        late = f", and a round takes {seconds_text(rest_s)} besides" if rest_s >= 0.05 * measured.step_s else ""
         pieces = f"{setting.fragments} fragments in turn" if setting.fragments > 1 else "the whole model at once"
         stepping = "steps wait for each" if setting.wait else "steps go on meanwhile"
         return f"{wire}{late}: {setting.codec}, {pieces}, {stepping}"
@@ -104,6 +104,10 @@ class Relay(Strategy):
         sent_bytes = 8.0 * measured.size * (measured.workers - 1) / measured.workers
         ratio = relay.exchange_ratio(sent_bytes / measured.link.bytes_per_s, measured.step_s)
         return ratio, measured.link.latency_s / measured.step_s
+
+    def _rest(self, measured: Measured) -> float:
+        """Steps that a round takes beside the link: it counts for how long rounds are, not for how they are packed."""
+        return measured.rest_s / measured.step_s if measured.step_s else 0.0
 
     def _bits(self, ratio: float, latency: float) -> int:
         return relay.choose_bits(ratio) if self.bits == "auto" else self.bits
@@ -122,7 +126,7 @@ class Relay(Strategy):
             count = max(wire, relay.fragments_in_passing(measured.handling_s or 0.0, round_s, most=most))
             if current and count <= current.fragments <= count * KEPT and codec == current.codec:
                 count = current.fragments
-        waits = count * max(1.0, latency) if self._knows(measured) else 0.0
+        waits = count * max(1.0, latency + self._rest(measured)) if self._knows(measured) else 0.0
         decay = relay.choose_momentum(waits, measured.workers) if self.momentum == "auto" else self.momentum
         return Setting(fragments=count, codec=codec, momentum=decay)
 

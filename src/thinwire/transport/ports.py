@@ -18,6 +18,8 @@ class Traffic(NamedTuple):
     """Seconds in which some were on their way, and the receiver had room for them."""
     round_trip_s: float = 0.0
     """The shortest there was."""
+    answer_s: float = 0.0
+    """How long `busy_s` goes on after a burst has been sent, for its answer."""
     tick_s: float = 0.0
     """In steps of what `busy_s` is counted."""
 

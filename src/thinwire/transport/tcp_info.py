@@ -48,6 +48,7 @@ class TcpTraffic:
             total.sent_bytes + max(0, sent),
             total.busy_s + max(0, busy_us) / 1e6,
             trip_us / 1e6,
+            trip_us / 1e6,
             TICK_S if found else total.tick_s,
         )
         return self._total

@@ -1,8 +1,8 @@
 """Measures rounds on the first worker, and proposes settings that fit the link better.
 
-What the wire carries comes from the sockets where they count (`thinwire.worker.wire_meter`), and the rest of a round's
-time is latency. A setting is held then until a link half as fast again, and one as much slower, would change it too.
-Where nobody counts, under Spark's jobs, latency and rate are told apart by rounds of two sizes.
+What the wire carries comes from the sockets where they count (`thinwire.worker.wire_meter`); the rest of a round's time
+says nothing of how to pack. A setting is held then until a link half as fast again, and one as much slower, would
+change it too. Where nobody counts, under Spark's jobs, latency and rate are told apart by rounds of two sizes.
 """
 
 from __future__ import annotations
@@ -147,12 +147,17 @@ class Tuner:
         step_s = worker.meter.step_s or None
         size, handling_s = worker.joint.size, worker.meter.handling_s or None
         verdict = worker.guard.verdict
-        measured = Measured(size, len(worker.members), round, link, step_s, handling_s, hurts=bool(verdict))
+        rest_s = self._rest_s(link)
+        measured = Measured(
+            size, len(worker.members), round, link, step_s, handling_s, rest_s=rest_s, hurts=bool(verdict)
+        )
         chosen = worker.strategy.setting(measured, current.setting)
         if self._wire.counts and self._explained and not verdict:
             slower, faster = (
-                worker.strategy.setting(dataclasses.replace(measured, link=each), current.setting)
-                for each in (link.times(1 / CERTAIN), link.times(CERTAIN))
+                worker.strategy.setting(
+                    dataclasses.replace(measured, link=link.times(factor), rest_s=rest_s / factor), current.setting
+                )
+                for factor in (1 / CERTAIN, CERTAIN)
             )
             chosen = _least_change(current.setting, (chosen, slower, faster))
         since = round + worker.strategy.in_flight
@@ -196,20 +201,25 @@ class Tuner:
         self._samples = {order: deque(kind, maxlen=SAMPLES) for order, kind in left.items() if kind}
 
     def _link(self) -> Link:
-        """What the sockets say, and the rest of a round's time as latency; without them what rounds took says both.
+        """What the sockets say; without them what rounds took.
 
         A round that took much longer than most of its size met with something else: it counts as twice the usual.
         """
         if (bytes_per_s := self._wire.bytes_per_s) is not None:
-            newest = max(self._samples.values(), key=lambda kind: kind[-1].round)
-            rest = [past.seconds - past.size_bytes / bytes_per_s for past in newest]
-            return Link(max(0.0, median(rest)), bytes_per_s)
+            return Link(self._wire.round_trip_s, bytes_per_s)
         sizes, seconds = [], []
         for kind in self._samples.values():
             most = UNUSUAL * median_low(past.seconds for past in kind)
             sizes += [past.size_bytes for past in kind]
             seconds += [min(past.seconds, most) for past in kind]
         return fit_link(sizes, seconds)
+
+    def _rest_s(self, link: Link) -> float:
+        """What a round takes that the link does not explain; nothing where rounds themselves tell what the link is."""
+        if self._wire.bytes_per_s is None:
+            return 0.0
+        newest = max(self._samples.values(), key=lambda kind: kind[-1].round)
+        return max(0.0, median(past.seconds - link.seconds(past.size_bytes) for past in newest))
 
 
 def _near(one: Setting, other: Setting) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from itertools import pairwise
 from typing import NamedTuple
 
 from thinwire.transport.ports import Traffic
@@ -17,6 +16,8 @@ READINGS, LEAST = 24, 6
 """Newest readings that are remembered, and how many an estimate is made of at least."""
 SURE, ENOUGH = 25, 4
 """Clock ticks of busy time that make an estimate sure at once, and that are enough once there are all the readings."""
+AGREE = 1.5
+"""Times that one half of the readings may find the wire faster than the other."""
 BURSTS = 2
 """Times in a round that a worker's bytes set out, its parts and the sums that it owns. Each waits for a round trip."""
 
@@ -45,22 +46,35 @@ class WireMeter:
         self._readings.append(_Reading(round, traffic))
 
     @property
-    def bytes_per_s(self) -> float | None:
-        """What the wire carries in a second, infinity where it is no limit; None while that is not certain."""
-        busy_s, sent, rounds, tick_s = 0.0, 0, 0, 0.0
-        newest_first = list(self._readings)[::-1]
-        for count, (after, before) in enumerate(pairwise(newest_first), 1):
-            busy_s += after.traffic.busy_s - before.traffic.busy_s
-            sent += after.traffic.sent_bytes - before.traffic.sent_bytes
-            rounds += after.round - before.round
-            tick_s = after.traffic.tick_s
-            if count >= LEAST and sent and busy_s > SURE * tick_s:
-                return self._rate(sent, busy_s, rounds)
-        if len(newest_first) <= READINGS and not (len(newest_first) > LEAST and not tick_s):
-            return None
-        return self._rate(sent, busy_s, rounds) if sent and busy_s > ENOUGH * tick_s else math.inf
+    def round_trip_s(self) -> float:
+        return self._readings[-1].traffic.round_trip_s if self._readings else 0.0
 
-    def _rate(self, sent: int, busy_s: float, rounds: int) -> float:
+    @property
+    def bytes_per_s(self) -> float | None:
+        """What the wire carries in a second, infinity where it is no limit; None while that is not certain.
+
+        It is not where the older and the newer half of the readings do not agree: the wire may have changed.
+        """
+        if len(self._readings) <= LEAST:
+            return None
+        tick_s, most = self._readings[-1].traffic.tick_s, len(self._readings) - 1
+        for count in range(LEAST, most + 1, 2):
+            half = count // 2
+            if self._busy_s(count, 0) > SURE * tick_s:
+                newer, older = self._rate(half, 0), self._rate(count, half)
+                alike = max(newer, older) <= AGREE * min(newer, older)
+                return self._rate(count, 0) if alike else None
+        if tick_s and most < READINGS:
+            return None
+        return self._rate(most, 0) if self._busy_s(most, 0) > ENOUGH * tick_s else math.inf
+
+    def _busy_s(self, first: int, last: int) -> float:
+        """Busy time from one reading to another, both counted back from the newest."""
+        return self._readings[-1 - last].traffic.busy_s - self._readings[-1 - first].traffic.busy_s
+
+    def _rate(self, first: int, last: int) -> float:
         """Without the time that only waits for the first answer of a burst, as far as that is the smaller part."""
-        waiting_s = BURSTS * rounds * self._readings[-1].traffic.round_trip_s
-        return sent / max(busy_s - waiting_s, busy_s / 4)
+        before, after = self._readings[-1 - first], self._readings[-1 - last]
+        busy_s = after.traffic.busy_s - before.traffic.busy_s
+        waiting_s = BURSTS * (after.round - before.round) * after.traffic.answer_s
+        return (after.traffic.sent_bytes - before.traffic.sent_bytes) / max(busy_s - waiting_s, busy_s / 4, 1e-9)

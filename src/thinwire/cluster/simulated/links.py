@@ -55,7 +55,8 @@ class Ether(Room):
 
     def traffic(self, worker: int) -> Traffic:
         """What has left a worker's node."""
-        return Traffic(*self._network.sent(self._node(worker)))
+        sent_bytes, busy_s = self._network.sent(self._node(worker))
+        return Traffic(sent_bytes, busy_s, self._network.round_trip_s)
 
     def kill(self, worker: int, attempt: int) -> None:
         """The machine's end of every connection is gone: what comes is dropped, and the coordinator notices."""

@@ -85,6 +85,10 @@ class Network:
             speed = float(min(self._speed[source], self._speed[target]))
             self._arrive(source, target, self._time.now() + size_bytes / speed, deliver)
 
+    @property
+    def round_trip_s(self) -> float:
+        return 2 * self._link.latency_s
+
     def sent(self, node: int) -> tuple[int, float]:
         """Bytes that have left a node, and the seconds in which some did: a socket's view of its link."""
         since = self._time.now() - self._seen
