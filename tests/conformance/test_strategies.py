@@ -431,6 +431,12 @@ def test_an_optimizer_whose_state_cannot_be_cut_is_refused_by_name() -> None:
         ParameterTable(optimizer=lambda p: torch.optim.NAdam(p)).open(torch.zeros(4))
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", 3, {"name": "sgd"}])
+def test_an_optimizer_that_cannot_be_called_is_refused_by_name(optimizer: Any) -> None:
+    with pytest.raises(ConfigError, match=r"ParameterTable\.optimizer = .*cannot be called.*train\.optimizer"):
+        ParameterTable(optimizer=optimizer)
+
+
 def test_deepspark_s_period_grows_as_the_loss_falls() -> None:
     chosen, task = DeepSpark(period=5), Task.make(4)
     loop, launched = Loop(chosen, task), []

@@ -65,13 +65,20 @@ def about(command: str) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The state of the checkout that this is run from; None elsewhere."""
+    """The commit of the checkout that this is run from, with a "+" where its sources are others; None elsewhere."""
+    commit, *changed = (
+        _git(*words) for words in (("rev-parse", "--short", "HEAD"), ("status", "-s", ":/src", ":/lab"))
+    )
+    return f"{commit}{'+' * any(changed)}" if commit else None
+
+
+def _git(*words: str) -> str:
     try:
-        asked = ["git", "describe", "--always", "--dirty"]
-        done = subprocess.run(asked, cwd=os.path.dirname(__file__), capture_output=True, text=True, timeout=10)
+        place = os.path.dirname(__file__)
+        done = subprocess.run(["git", *words], cwd=place, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() or None
+        return ""
+    return done.stdout.strip()
 
 
 def machine() -> dict[str, Any]:
