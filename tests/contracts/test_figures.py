@@ -18,6 +18,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 BENCHMARKS, RELAY, TUNE = "benchmarks/README.md", "docs/strategies/relay.md", "docs/how-to/tune.md"
 CHOOSING, PLACE = "docs/tutorials/choosing-a-strategy.md", "docs/how-to/place.md"
+CARD_EASGD, CARD_SYNCHRONOUS = "docs/strategies/easgd.md", "docs/strategies/synchronous.md"
+ON_SPARK, PLAN, SIMULATE = "docs/how-to/train-on-spark.md", "docs/how-to/plan.md", "docs/how-to/simulate.md"
 RACES = ("ratio 1 at 1gbit", "ratio 1 at 100mbit", "ratio 10 at 100mbit", "ratio 30 at 50mbit")
 NUMBER = r"\**([-−]?\d[\d,]*(?:\.\d+)?)\**"
 
@@ -203,6 +205,42 @@ def extent(name: str, part: str, what: str) -> list[float]:
     """Lowest and highest of a benchmark's row."""
     (found,) = (r["spread"] for r in result(name)["rows"] if (r["part"], r["name"]) == (part, what))
     return [min(found), max(found)]
+
+
+def wire_s(size: str, *ways: str) -> list[float]:
+    """Seconds of an exchange, the median of its turns."""
+    return [statistics.median(result("wire")["measured"]["seconds"][size][way]) for way in ways]
+
+
+def against_easgd(method: str, race: str) -> float:
+    return raced(method, race)[0] / raced(EASGD, race)[0]
+
+
+def synchronous_against_ddp() -> float:
+    """Where an exchange takes one step: the mean of two races."""
+    return statistics.mean(raced(SYNC, race)[0] / raced("ddp", race)[0] for race in RACES[:2])
+
+
+def plans_off_by() -> list[float]:
+    """Per cent, in seconds."""
+    off = rows("placement", "seconds, off by", "data", "model", "hybrid")
+    assert max(rows("placement", "bytes, off by", "data", "model", "hybrid")) < 0.01
+    return [100 * min(off), 100 * max(off)]
+
+
+def forecasts_off_by() -> list[float]:
+    """Per cent at most, rounded up."""
+    return [math.ceil(100 * max(float(r["value"]) for r in result("forecast")["rows"]))]
+
+
+def drawn(svg: str, colour: str) -> tuple[float, float]:
+    """The last point of a method's line in the README's first picture: bytes sent, validation accuracy in per cent."""
+    text = (ROOT / "docs" / "images" / svg).read_text()
+    ends = re.findall(rf'd="(M[^"]*)"[^>]*stroke: {colour}', text)
+    x, y = (float(each) for each in re.findall(r"[ML] ([\d.]+) ([\d.]+)", ends[0])[-1])
+    ticks = [(float(a), float(b)) for a, b in re.findall(r'<use xlink:href="#\w+" x="([\d.]+)" y="([\d.]+)"', text)]
+    (left, base), (right, _), above = ticks[0], ticks[1], ticks[6]
+    return 10 ** (5 + (x - left) / (right - left)), 80 + 5 * (base - y) / (base - above[1])
 
 
 def kills_after_the_mend() -> list[float]:
@@ -504,6 +542,26 @@ CLAIMS: list[tuple[str, str, Callable[[], list[float]]]] = [
     (RELAY, "{} against {} after 1,000 steps", short),
     (TUNE, "from {} to {} % where an exchange takes 64 steps", lambda: [DEEP("relay", 64.0), WARM("relay", 64.0)]),
     (CHOOSING, "in 1,000 steps {} against {} %", short),
+    (CARD_SYNCHRONOUS, "it took {} times as long as torch's DDP", lambda: [synchronous_against_ddp()]),
+    (
+        CARD_EASGD,
+        "in int4, took {} of EASGD's time to a target where an exchange takes 10 steps and {} where it takes 30",
+        lambda: [against_easgd("relay", race) for race in RACES[2:]],
+    ),
+    (CARD_EASGD, "took {} of it at 10", lambda: [against_easgd(MPCA, RACES[2])]),
+    (
+        RELAY,
+        "in the committed races {} to {} rounds in 500 steps",
+        lambda: [pick(run["rounds"] for race in range(4) for run in seeds(race, "relay")) for pick in (min, max)],
+    ),
+    (
+        ON_SPARK,
+        "a round of 1 MB took {} s, where a mesh took {} s, and {} s where each",
+        lambda: wire_s("1 MB", "spark", "mesh", "spark, apart"),
+    ),
+    (ON_SPARK, "a round of 50 MB took {} s, {} s and {} s", lambda: wire_s("50 MB", "spark", "mesh", "spark, apart")),
+    (PLAN, "three such plans were off by {} to {} % in seconds", plans_off_by),
+    (SIMULATE, "were off by {} % or less in time per round", forecasts_off_by),
     *(
         (
             BENCHMARKS,
@@ -532,7 +590,7 @@ CLAIMS: list[tuple[str, str, Callable[[], list[float]]]] = [
         BENCHMARKS,
         "takes {} times as long as DDP at both races of ratio 1 ({} and {} s, {} and {} s)",
         lambda: [
-            statistics.mean(raced(SYNC, race)[0] / raced("ddp", race)[0] for race in RACES[:2]),
+            synchronous_against_ddp(),
             *(raced(method, race)[0] for race in RACES[:2] for method in (SYNC, "ddp")),
         ],
     ),
@@ -626,6 +684,15 @@ def test_a_figure_is_that_of_its_file(page: str, phrase: str, values: Callable[[
         plain = text.replace(",", "").replace("−", "-")
         half = 0.5 * 10.0 ** -len(plain.partition(".")[2])
         assert abs(float(plain) - value) <= half + 1e-9, f"{page} says {text} where the file has {value:.5g}"
+
+
+def test_the_strategies_of_the_first_picture_end_as_close_as_the_readme_says() -> None:
+    colours = ("#e69f00", "#56b4e9", "#cc79a7", "#009e73", "#d55e00")
+    sent, reached = zip(*(drawn("strategies.svg", colour) for colour in colours), strict=True)
+    assert "within half a percentage point" in (ROOT / "README.md").read_text()
+    assert max(reached) - min(reached) <= 0.5
+    assert "more than a hundredfold" in (ROOT / "README.md").read_text()
+    assert max(sent) / min(sent) > 100
 
 
 def test_every_result_stands_in_the_table_of_dates_with_its_own() -> None:
