@@ -212,6 +212,17 @@ def wire_s(size: str, *ways: str) -> list[float]:
     return [statistics.median(result("wire")["measured"]["seconds"][size][way]) for way in ways]
 
 
+def nats(case: str, method: str) -> float:
+    (found,) = (t for t in result("stress")["trials"] if (t["case"], t["method"]) == (case, method))
+    return float(found["val_loss"])
+
+
+def links(race: int) -> list[float]:
+    """Mbit a second, as Relay and Auto took the link of a race at the end of each run."""
+    runs = [*seeds(race, "relay"), *seeds(race, "auto")]
+    return [float(re.findall(r"\(([\d,]+) Mbit/s\)", run["choice"])[0].replace(",", "")) for run in runs]
+
+
 def against_easgd(method: str, race: str) -> float:
     return raced(method, race)[0] / raced(EASGD, race)[0]
 
@@ -542,6 +553,50 @@ CLAIMS: list[tuple[str, str, Callable[[], list[float]]]] = [
     (RELAY, "{} against {} after 1,000 steps", short),
     (TUNE, "from {} to {} % where an exchange takes 64 steps", lambda: [DEEP("relay", 64.0), WARM("relay", 64.0)]),
     (CHOOSING, "in 1,000 steps {} against {} %", short),
+    (
+        BENCHMARKS,
+        "at ratio 30 they take {} of the {} s that it needs",
+        lambda: [seeds(3, "ddp powersgd")[0]["history"][0]["seconds"], *raced("ddp powersgd", RACES[3])],
+    ),
+    (
+        RELAY,
+        "16 of them {} % against {} free, 8 of them {} against {} (1,000 steps); 32 of them {} against {} (600 steps)",
+        lambda: [
+            percent("stress", method, 16.0, case=f"{n} workers", workers=n)
+            for n in (16, 8, 32)
+            for method in ("relay", "free")
+        ],
+    ),
+    (
+        RELAY,
+        "64 train ({} % after 300 steps)",
+        lambda: [percent("stress", "relay", 16.0, case="64 workers", workers=64)],
+    ),
+    (
+        RELAY,
+        "an LSTM {} nats against {} free at R = 16, {} at 64; a small transformer {} against {} at 16, {} at 64.",
+        lambda: [
+            nats(f"{network}{more}", method)
+            for network in ("lstm", "transformer")
+            for more, method in (("", "relay"), ("", "free"), (", ratio 64", "relay"))
+        ],
+    ),
+    (RELAY, "by 30 %): {} %, where even", lambda: [percent("stress", "relay", 16.0, case="uneven")]),
+    (RELAY, "(four kills in 100 s): {} %, where no kill", lambda: [percent("stress", "relay", 16.0, case="failing")]),
+    (
+        RELAY,
+        "R = 11.6: {} % with μ = 0, {} with 0.5, and {} free",
+        lambda: [
+            percent("gains", "relay", 11.6, lr=0.01, knobs={}),
+            percent("gains", "relay", 11.6, lr=0.01, knobs={"momentum": 0.5}),
+            percent("gains", "free", None, lr=0.01),
+        ],
+    ),
+    (
+        RELAY,
+        "took a link of 100 Mbit/s for {} to {} at the end, and one of 50 for {} to {}",
+        lambda: [pick(links(race)) for race in (2, 3) for pick in (min, max)],
+    ),
     (CARD_SYNCHRONOUS, "it took {} times as long as torch's DDP", lambda: [synchronous_against_ddp()]),
     (
         CARD_EASGD,
