@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fuzz.run import table
 from tests.fuzz.target import Target
 from tests.fuzz.targets import CORPUS, TARGETS, unpack
 
@@ -67,6 +68,7 @@ def test_every_target_has_a_small_corpus_and_no_other_has_one() -> None:
 
 def test_the_how_to_lists_every_target() -> None:
     page = (Path(__file__).parent.parent.parent / "docs" / "how-to" / "fuzz.md").read_text()
+    assert table() in page, "the page's table is what `python -m tests.fuzz.run --table` prints"
     assert [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")] == list(TARGETS)
 
 
