@@ -770,6 +770,14 @@ def test_what_did_not_come_to_the_target_did_not() -> None:
         assert [math.isinf(seconds) for seconds in sorted(reached(3, method))] == [False, True, True]
 
 
+@pytest.mark.parametrize("page", ["README.md", BENCHMARKS])
+def test_a_page_with_the_race_says_when_it_was_run(page: str) -> None:
+    raced_on = result("comparison")["measured"]["raced"]
+    ours, others = raced_on["relay, auto"]["date"][:10], raced_on["all others"]["date"][:10]
+    words = " ".join((ROOT / page).read_text().split())
+    assert re.search(rf"Relay and Auto were raced on {ours}\b[^.]*(\.[^.]*)?\bothers\b[^.]*\b{others}\b", words)
+
+
 def test_every_result_stands_in_the_table_of_dates_with_its_own() -> None:
     page = (ROOT / BENCHMARKS).read_text()
     told = dict(re.findall(r"^\| `([\w.]+\.jsonl?)` \| (\d{4}-\d\d-\d\d) \|", page, re.MULTILINE))
