@@ -181,17 +181,22 @@ def evaluations(race: int, method: str) -> list[int]:
     return sorted({min(counts), max(counts)})
 
 
-def averaged(method: str, *races: int, window: int = 5) -> list[float]:
-    """Seconds until the mean of the last evaluations is at the target, in the middle one of a method's runs."""
+def reached(race: int, method: str, window: int = 5) -> list[float]:
+    """Seconds until the mean of the last evaluations is at the target, run by run of a method; infinite if never."""
+    target = result("comparison")["measured"]["races"][race]["race"]["target"]
 
-    def reached(race: int, run: dict[str, Any]) -> float:
-        target, looks = result("comparison")["measured"]["races"][race]["race"]["target"], run["history"]
+    def until(looks: list[dict[str, Any]]) -> float:
         for i in range(window, len(looks) + 1):
             if statistics.mean(look["val_loss"] for look in looks[i - window : i]) <= target:
                 return float(looks[i - 1]["seconds"])
         return math.inf
 
-    return [statistics.median(reached(race, run) for run in seeds(race, method)) for race in races or range(4)]
+    return [until(run["history"]) for run in seeds(race, method)]
+
+
+def averaged(method: str, *races: int) -> list[float]:
+    """Of the middle one of a method's runs."""
+    return [statistics.median(reached(race, method)) for race in races or range(4)]
 
 
 def middle_half(name: str, part: str, what: str) -> list[float]:
@@ -676,6 +681,11 @@ CLAIMS: list[tuple[str, str, Callable[[], list[float]]]] = [
     ),
     (
         BENCHMARKS,
+        "the run made {} rounds in {} steps",
+        lambda: [result("soak")["summary"][key] for key in ("rounds", "steps")],
+    ),
+    (
+        BENCHMARKS,
         "| 100mbit | {} | {} | {} | {} | {} |",
         lambda: rows("exchange", "seconds per exchange at 100mbit", *CODECS),
     ),
@@ -748,6 +758,24 @@ def test_the_strategies_of_the_first_picture_end_as_close_as_the_readme_says() -
     assert max(reached) - min(reached) <= 0.5
     assert "more than a hundredfold" in (ROOT / "README.md").read_text()
     assert max(sent) / min(sent) > 100
+
+
+def test_what_did_not_come_to_the_target_did_not() -> None:
+    """Of the table of averaged losses."""
+    page = (ROOT / BENCHMARKS).read_text()
+    assert f"| one machine, averaged |{' not in 500 steps |' * 4}" in page
+    assert all(math.isinf(seconds) for seconds in averaged("one machine"))
+    assert math.isinf(*averaged(MPCA, 3))
+    for method in (EASGD, SPARKNET):
+        assert [math.isinf(seconds) for seconds in sorted(reached(3, method))] == [False, True, True]
+
+
+@pytest.mark.parametrize("page", ["README.md", BENCHMARKS])
+def test_a_page_with_the_race_says_when_it_was_run(page: str) -> None:
+    raced_on = result("comparison")["measured"]["raced"]
+    ours, others = raced_on["relay, auto"]["date"][:10], raced_on["all others"]["date"][:10]
+    words = " ".join((ROOT / page).read_text().split())
+    assert re.search(rf"Relay and Auto were raced on {ours}\b[^.]*(\.[^.]*)?\bothers\b[^.]*\b{others}\b", words)
 
 
 def test_every_result_stands_in_the_table_of_dates_with_its_own() -> None:
