@@ -83,7 +83,14 @@ def parser(word: str | None = None) -> argparse.ArgumentParser:
     )
     doctor.add_argument("--data", metavar="PATH", help="Parquet files: how many rows would each worker get?")
     doctor.add_argument("--json", action="store_true", help="print what was found as JSON")
-    plan = commands.add_parser("plan", help="what a recipe would cost on a cluster, layer by layer")
+    _plan(commands.add_parser("plan", help="what a recipe would cost on a cluster, layer by layer"))
+    _simulate(commands.add_parser("simulate", help="time to a target by strategy and workers, in virtual time"))
+    _caffe(commands.add_parser("caffe", help="look at Caffe's networks, solvers and weights, and convert them"))
+    _extras(commands, word)
+    return top
+
+
+def _plan(plan: argparse.ArgumentParser) -> None:
     plan.add_argument("recipe", metavar="RECIPE.toml", help="the recipe to plan for")
     plan.add_argument("--workers", type=int, required=True, metavar="N", help="workers of the cluster")
     plan.add_argument("--link", default="1gbit", metavar="RATE", help="of every worker, both ways (1gbit)")
@@ -99,8 +106,9 @@ def parser(word: str | None = None) -> argparse.ArgumentParser:
         "--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help="change one key of the recipe"
     )
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
-    _simulate(commands.add_parser("simulate", help="time to a target by strategy and workers, in virtual time"))
-    caffe = commands.add_parser("caffe", help="look at Caffe's networks, solvers and weights, and convert them")
+
+
+def _caffe(caffe: argparse.ArgumentParser) -> None:
     acts = caffe.add_subparsers(dest="act", metavar="ACT", required=True, parser_class=_Parser)
     show = acts.add_parser("show", help="a network layer by layer, a solver's settings, or a caffemodel's blobs")
     convert = acts.add_parser("convert", help="weights from Caffe's form to safetensors, or back")
@@ -110,8 +118,6 @@ def parser(word: str | None = None) -> argparse.ArgumentParser:
         act.add_argument("--weights", metavar="FILE", help="a caffemodel, or safetensors that were converted before")
         act.add_argument("--input", metavar="SHAPE", help="of one row, such as 3x32x32, where the network tells none")
         act.add_argument("--phase", choices=("TRAIN", "TEST"), default="TEST", help="which layers it has (TEST)")
-    _extras(commands, word)
-    return top
 
 
 def _extras(commands: argparse._SubParsersAction[_Parser], word: str | None) -> None:

@@ -289,10 +289,48 @@ class _Meeting:
                 guest.sendall(b"bye\n")
 
 
+def _meeting() -> Callable[[str, int, str], tuple[Any, str, str | None, dict[str, str | None]]]:
+    """How a task tries its ways to the driver and to the other tasks, as a function that travels by value."""
+
+    def meet(host: str, port: int, token: str) -> tuple[Any, str, str | None, dict[str, str | None]]:
+        import json
+        import socket
+
+        peers: dict[str, str | None] = {}
+        listener, here = None, "?"
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
+            try:
+                own.connect((host, port or 9))  # nothing is sent
+                here = own.getsockname()[0]
+                if not port:
+                    return None, here, None, {}
+                listener = socket.create_server((here, 0))
+                mine = f"{here}:{listener.getsockname()[1]}"
+                with socket.create_connection((host, port), timeout=5.0) as meeting:
+                    meeting.sendall(f"{token} {mine}\n".encode())
+                    meeting.settimeout(30.0)
+                    said = meeting.makefile()
+                    for address in (a for a in json.loads(said.readline()) if a != mine):
+                        name, _, number = address.rpartition(":")
+                        try:
+                            socket.create_connection((name, int(number)), timeout=3.0).close()
+                            peers[address] = None
+                        except OSError as error:
+                            peers[address] = str(error)
+                    meeting.sendall(b"done\n")
+                    said.readline()  # until all are done: the others still want to be let in here
+            except (OSError, ValueError) as error:
+                return listener, here, str(error) if port else None, peers
+        return listener, here, None, peers
+
+    return meet
+
+
 def _probe_task(
     host: str, port: int, token: str, packages: tuple[str, ...], mark: str | None
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """The probe, as a function that travels by value: what it needs it imports itself."""
+    meet = _meeting()
 
     def probe(batches: Iterator[Any]) -> Iterator[Any]:
         import json
@@ -309,36 +347,7 @@ def _probe_task(
 
         for _ in batches:
             pass
-        peers: dict[str, str | None] = {}
-        own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        listener, driver, others, here = None, None, [], "?"
-        try:
-            own.connect((host, port or 9))  # nothing is sent
-            here = own.getsockname()[0]
-            if not port:
-                raise InterruptedError
-            listener = socket.create_server((here, 0))
-            mine = f"{here}:{listener.getsockname()[1]}"
-            with socket.create_connection((host, port), timeout=5.0) as meeting:
-                meeting.sendall(f"{token} {mine}\n".encode())
-                meeting.settimeout(30.0)
-                said = meeting.makefile()
-                others = [a for a in json.loads(said.readline()) if a != mine]
-                for address in others:
-                    name, _, number = address.rpartition(":")
-                    try:
-                        socket.create_connection((name, int(number)), timeout=3.0).close()
-                        peers[address] = None
-                    except OSError as error:
-                        peers[address] = str(error)
-                meeting.sendall(b"done\n")
-                said.readline()  # until all are done: the others still want to be let in here
-        except InterruptedError:
-            pass  # no port of anybody's is to be tried
-        except (OSError, ValueError) as error:
-            driver = str(error) if port else None
-        finally:
-            own.close()
+        listener, here, driver, peers = meet(host, port, token)
         versions: dict[str, str | None] = {}
         for package in packages:
             try:
