@@ -453,6 +453,15 @@ def test_the_command_compares_strategies_and_draws(tmp_path: Path, capsys: pytes
     assert b"<svg" in (tmp_path / "simulated.svg").read_bytes()
 
 
+def test_the_command_takes_a_target_on_the_training_loss(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--workers", "2", "--step", "0.02", "--strategies", "sparknet:period=5", "--json"]
+    changes = ["model.zoo=mlp", "data.validation=0", "train.epochs=25", "train.until=train_loss <= 0.5"]
+    options = [word for change in changes for word in ("--set", change)]
+    assert main(["simulate", str(ROOT / "recipes" / "digits.toml"), *asked, *options]) == 0
+    trials = json.loads(capsys.readouterr().out.splitlines()[-1])["trials"]
+    assert all(trial["seconds"] > 0 and trial["reached_steps"] == trial["steps"] for trial in trials)
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [

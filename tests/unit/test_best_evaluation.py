@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 
 import thinwire as tw
 from thinwire.cli.tables import summary_table
+from thinwire.dashboard.event_reducer import EventReducer
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(160, 8)).astype(np.float32)
@@ -57,6 +59,16 @@ def test_the_summary_says_which_model_is_given_back(
     shown = capsys.readouterr().out
     assert f"{losses[best]:.4f} (evaluation {best})" in shown
     assert ("that of the best evaluation" if restore else "the last") in shown
+
+
+def test_the_page_names_the_best_evaluation_and_the_model_given_back(tmp_path: Path) -> None:
+    summary = overfitted(restore_best=True, out=tmp_path).summary
+    story = EventReducer()
+    for line in (tmp_path / "events.jsonl").read_text().splitlines():
+        story.feed(json.loads(line))
+    assert story.head["best"]["number"] == summary["best_evaluation"]
+    assert story.head["best"]["metrics"]["val_loss"] == summary["best_val_loss"]
+    assert story.head["summary"]["model"] == "best"
 
 
 def test_a_run_without_evaluations_has_no_best_one() -> None:

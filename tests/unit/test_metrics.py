@@ -108,6 +108,7 @@ def test_one_number_for_a_batch_may_be_said_to_be_the_mean_over_its_rows() -> No
         (tw.MetricOfSums(sums=lambda o, y: 3, compute=f1), "it must give sums by name"),
         (tw.MetricOfSums(sums=lambda o, y: {"all": torch.ones(10_000)}, compute=f1), "at most 8192"),
         (tw.MetricOfSums(sums=positives, compute=lambda tp: tp), "compute failed with the sums"),
+        (3, "3 is not possible"),
         (tw.MetricOfSums, "the class MetricOfSums is not possible"),
     ],
 )
@@ -124,6 +125,11 @@ def test_a_metric_of_torchmetrics_is_merged_by_its_states() -> None:
     assert result.summary["val_macro"] == pytest.approx(f1_score(HELD["label"], found, average="macro"), abs=1e-6)
     with pytest.raises(ConfigError, match=r"metrics\.area is a BinaryAUROC, whose state 'preds' is no sum over rows"):
         run(2, area=classification.BinaryAUROC())
+
+
+def test_a_metric_that_would_stand_in_the_place_of_the_loss_is_refused() -> None:
+    with pytest.raises(ConfigError, match="would stand in the place of the loss"):
+        run(2, loss=lambda output, label: (output.argmax(1) == label).float())
 
 
 class Scores(nn.Module):

@@ -224,6 +224,15 @@ def test_a_metric_that_fails_is_refused() -> None:
     refused(linear(), ROWS, "metrics.near fails with RuntimeError", ConfigError, metrics=metrics, validation=0.25)
 
 
+def test_batch_normalisation_of_single_rows_is_refused() -> None:
+    model = lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))  # noqa: E731
+    refused(model, ROWS, "give a larger batch_size", batch_size=1)
+
+
+def test_a_model_of_float64_is_refused_with_how_to_make_it_float32() -> None:
+    refused(lambda: nn.Linear(4, 3).double(), ROWS, r"give the model parameters of float32 too: model\.float\(\)")
+
+
 class Boom(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         raise RuntimeError("boom")

@@ -18,9 +18,10 @@ from rich.table import Table
 from thinwire import recipe as recipes
 from thinwire.checkpoint import write_file
 from thinwire.cli.wiring import run
-from thinwire.coordinator.stopping import Target, smaller_is_better
+from thinwire.coordinator.stopping import TRAIN_LOSS, Target, smaller_is_better
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.recipe import ClusterSection, Recipe
+from thinwire.run.session import Result
 from thinwire.strategies import strategy
 
 DEFAULT = "synchronous,sparknet,easgd,mpca,diloco,relay"
@@ -105,14 +106,24 @@ def _trial(chosen: Recipe, cluster: ClusterSection, knobs: dict[str, Any]) -> di
         | {k: v for k, v in row.items() if k.startswith("val_")}
         for row in result.history
     ]
-    reached = [row for row in result.history if target is not None and target.reached(row)]
+    reached = _reached(result, target)
     return {
-        "seconds": reached[0]["seconds"] if reached else None,
-        "reached_steps": reached[0]["steps"] if reached else None,
+        "seconds": reached.get("seconds"),
+        "reached_steps": reached.get("steps"),
         "curve": curve,
         "step_s": result.summary["step_s"],
         "real_s": round(time.perf_counter() - began, 3),
     } | {name: result.summary.get(name) for name in MEASURED}
+
+
+def _reached(result: Result, target: Target | None) -> dict[str, Any]:
+    """When the target was reached, if it was; a training loss is looked at without an evaluation."""
+    if target is None:
+        return {}
+    if target.metric == TRAIN_LOSS:
+        there, summary = result.summary["reason"].endswith(str(target)), result.summary
+        return {"seconds": summary["train_seconds"], "steps": summary["steps"]} if there else {}
+    return next((row for row in result.history if target.reached(row)), {})
 
 
 def _compare(trials: list[dict[str, Any]]) -> None:

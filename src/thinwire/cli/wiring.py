@@ -15,9 +15,10 @@ from thinwire.data import open_source
 from thinwire.data.columns import dense
 from thinwire.errors import ConfigError, nearest
 from thinwire.events import Event
+from thinwire.models import imported
 from thinwire.placement import Placement
 from thinwire.recipe import Recipe
-from thinwire.run.arguments import checked, imported
+from thinwire.run.arguments import checked
 from thinwire.run.session import Result, fit
 
 DIGITS = "digits"

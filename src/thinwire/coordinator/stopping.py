@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -70,10 +70,10 @@ class Target:
     def __str__(self) -> str:
         return f"{self.metric} {'>=' if self.at_least else '<='} {self.value:g}"
 
-    def reached(self, metrics: dict[str, float]) -> bool:
-        if self.metric not in metrics:
+    def reached(self, metrics: Mapping[str, Any]) -> bool:
+        found: float | None = metrics.get(self.metric)
+        if found is None:
             return False
-        found = metrics[self.metric]
         return found >= self.value if self.at_least else found <= self.value
 
 

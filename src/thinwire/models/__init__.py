@@ -1,10 +1,10 @@
-"""Networks by name."""
+"""Networks by name, and functions that are named as networks may be."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 from torch import nn
 
@@ -66,4 +66,13 @@ def model_by_name(name: str) -> Callable[[], nn.Module]:
     return cast(Callable[[], nn.Module], getattr(found, attribute))
 
 
-__all__ = ["ZOO", "cnn28", "cnn8", "lenet", "mlp", "model_by_name"]
+def imported(key: str, name: str) -> Any:
+    """What else a caller or a recipe names as "package.module:function": a loss, a transform."""
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:  # the last two of no name of a module
+        raise ConfigError(f"{key} = {name!r}: {error}; write it as 'package.module:function'") from error
+
+
+__all__ = ["ZOO", "cnn28", "cnn8", "imported", "lenet", "mlp", "model_by_name"]

@@ -144,6 +144,10 @@ def metrics_of(names: Iterable[str] | Mapping[str, Metric]) -> dict[str, Metric]
         for name in names:
             if not isinstance(name, str) or not name or "|" in name:
                 raise ConfigError(f"metrics = {{{name!r}: …}}: {name!r} is no name; use a text without '|'")
+            if name == "loss":
+                raise ConfigError(
+                    "metrics = {'loss': …} would stand in the place of the loss, val_loss; give another name"
+                )
         return {name: metric(name, given) for name, given in names.items()}
     found = {}
     for name in names:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import inspect
 import numbers
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from thinwire.coordinator.stopping import EarlyStopping, Target
 from thinwire.errors import ConfigError, nearest
-from thinwire.models import model_by_name
+from thinwire.models import imported, model_by_name
 from thinwire.placement import Pipeline, Placement, Planned, TensorParallel, Whole
 from thinwire.protocol.deadlines import Deadlines
 from thinwire.replicas import Algorithm
@@ -52,15 +51,6 @@ PLACEMENTS: dict[str, type[Placement]] = {kind.name: kind for kind in (Whole, Te
 RATE = 0.01
 """Learning rate of an optimizer that is given by its name alone."""
 MOST_SEED = 2**63 - 1
-
-
-def imported(key: str, name: str) -> Any:
-    """What is named as "package.module:function"."""
-    module, _, attribute = name.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:  # the last two of no name of a module
-        raise ConfigError(f"{key} = {name!r}: {error}; write it as 'package.module:function'") from error
 
 
 def _model(key: str, given: Any) -> Any:

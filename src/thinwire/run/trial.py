@@ -91,7 +91,7 @@ class Trial:
 
     def _tried(self, row: Any) -> tuple[int, ...] | None:
         made = self.model
-        batch = None if self.transforms else self._batch(row, ROWS)
+        batch = None if self.transforms else self._batch(row, min(ROWS, self.batch_size))
         module = (copy.deepcopy(made) if isinstance(made, nn.Module) else build_module(made, self.spec.seed)).cpu()
         if not any(parameter.requires_grad for parameter in module.parameters()):
             raise ConfigError(
@@ -139,8 +139,8 @@ class Trial:
     def _trained(self, module: nn.Module, batch: Batch, row: Any) -> Batch:
         """The batch that the model takes: of a few rows, or of as many as a step has."""
         first: Exception | None = None
-        for rows in (ROWS, self.batch_size):
-            tried = batch if rows == ROWS else self._batch(row, rows)
+        for rows in (batch.num_rows, self.batch_size):
+            tried = batch if rows == batch.num_rows else self._batch(row, rows)
             if tried is None:
                 break
             try:
@@ -160,7 +160,11 @@ class Trial:
             f"{name!r} of {str(each.dtype).removeprefix('torch.')} in the shape {shape} a row"
             for name, each, shape in zip(names, batch.inputs, shapes, strict=True)
         )
-        if len(names) > 1 and not any(shapes):
+        if "same dtype" in str(error) and all(each.is_floating_point() for each in batch.inputs):
+            advice = "Inputs are given in float32; give the model parameters of float32 too: model.float()"
+        elif batch.num_rows == 1 and "more than 1 value" in str(error):
+            advice = "Batch normalisation needs more rows in a batch: give a larger batch_size, or another layer"
+        elif len(names) > 1 and not any(shapes):
             advice = (
                 f"The model is called with {len(names)} tensors of one number a row; if it takes one tensor, put the "
                 "columns together into one of arrays (VectorAssembler, np.stack(…, axis=1), or a transform)"
