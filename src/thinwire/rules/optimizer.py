@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -173,6 +175,9 @@ class FlatOptimizer:
         """Parameters' numbers after steps with gradients of each; none is a number where the optimizer cannot step."""
         parameters = [nn.Parameter(values.clone()) for values in start]
         optimizer = self._rule(group, parameters)
+        own = {name: value for name, value in vars(optimizer).items() if name not in ("state", "param_groups")}
+        with contextlib.suppress(Exception):  # what else it keeps, such as a count of its steps, stays as it was
+            vars(optimizer).update(copy.deepcopy(own))
         try:
             for step in gradients:
                 for parameter, gradient in zip(parameters, step, strict=True):

@@ -378,8 +378,7 @@ class GroupWorker(Worker):
             behind = self.exchange.next_round >= self.adopted + self.strategy.in_flight
             if not self._needs_state and not behind:
                 self._owes = False
-                if not self._async or self.meter.steps > self.shares.newest:  # the first decides by its own steps
-                    self._launch(self.replica.vector)
+                self._launch(self.replica.vector)
         if not self._barrier:
             self.publisher.act([said.held for said in told])
 

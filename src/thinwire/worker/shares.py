@@ -43,10 +43,9 @@ class Shares:
         """Steps that were done when a fragment was last contributed; None where it never was."""
         return self._done[fragment][0] if fragment in self._done else None
 
-    @property
-    def newest(self) -> int:
-        """Steps that were done when anything was last contributed; -1 where nothing was."""
-        return max((steps for steps, _ in self._done.values()), default=-1)
+    def has_any(self, steps: int) -> bool:
+        """Whether there are steps that nothing was contributed since."""
+        return steps > max([self._begun[0]] + [done for done, _ in self._done.values()])
 
     def tree(self) -> list[list[int]]:
         return [[f.start, f.stop, steps, rows] for f, (steps, rows) in self._done.items()]

@@ -250,6 +250,8 @@ class Worker:
             self._launch(self.replica.vector)
 
     def _launch(self, values: Tensor) -> None:
+        if self._async and not self.shares.has_any(self.meter.steps):
+            return  # servers want nothing from a replica that has just started from their model
         round, fragment = self.exchange.claim()
         share = Share(round, *self.shares.take(fragment, self.meter.steps, self.rows_done), self.lead)
         worked = share.steps > 0 and not self.guard.alone
