@@ -124,5 +124,8 @@ def step_along(optimizer: torch.optim.Optimizer, closure: Callable[[], Tensor]) 
 
 def _required(optimizer: torch.optim.Optimizer) -> list[inspect.Parameter]:
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    asked = inspect.signature(optimizer.step).parameters.values()
+    asked = list(inspect.signature(optimizer.step).parameters.values())
+    inner = inspect.unwrap(optimizer.step, stop=inspect.ismethod)
+    if not inspect.ismethod(inner) and inner is inspect.unwrap(type(optimizer).step):
+        asked = asked[1:]  # torch's schedulers put a function around the method: its first argument is the optimizer
     return [each for each in asked if each.default is each.empty and each.kind not in variable]
