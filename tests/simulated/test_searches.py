@@ -139,6 +139,17 @@ def test_a_limit_to_the_norm_is_refused_since_an_evaluation_would_drop_it(strate
     refused(r"clip_norm = 0\.5", optimizer=strict, strategy=strategy, clip_norm=0.5)
 
 
+def test_a_factory_is_called_once_a_worker_where_nothing_is_refused() -> None:
+    made: list[int] = []
+
+    def counted(parameters: Any) -> torch.optim.Optimizer:
+        made.append(1)
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    fit(optimizer=counted, strategy="synchronous")
+    assert len(made) == 2
+
+
 @every
 def test_strategies_that_exchange_parameters_take_every_such_optimizer(optimizer: Any) -> None:
     fit(optimizer=optimizer, strategy=tw.SparkNet(period=2))
