@@ -14,6 +14,7 @@ from torch import nn
 import thinwire as tw
 from thinwire import events
 from thinwire.errors import ConfigError
+from thinwire.replicas.searches import needs_closure
 from thinwire.strategies import STRATEGIES
 
 ROWS, CLASSES = 48, 3
@@ -138,6 +139,17 @@ def test_a_limit_to_the_norm_is_refused_since_an_evaluation_would_drop_it(strate
     refused(r"clip_norm = 0\.5", optimizer=strict, strategy=strategy, clip_norm=0.5)
 
 
+def test_a_factory_is_called_once_a_worker_where_nothing_is_refused() -> None:
+    made: list[int] = []
+
+    def counted(parameters: Any) -> torch.optim.Optimizer:
+        made.append(1)
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    fit(optimizer=counted, strategy="synchronous")
+    assert len(made) == 2
+
+
 @every
 def test_strategies_that_exchange_parameters_take_every_such_optimizer(optimizer: Any) -> None:
     fit(optimizer=optimizer, strategy=tw.SparkNet(period=2))
@@ -171,6 +183,41 @@ def test_an_optimizer_that_needs_a_closure_is_not_taken_for_one_that_does_not(op
         made.step(closure=closure) if optimizer is ByKeyword else made.step(closure)
     for name, value in plain.state_dict().items():
         torch.testing.assert_close(run.model.state_dict()[name], value, rtol=1e-3, atol=1e-3)
+
+
+def schedule(optimizer: torch.optim.Optimizer) -> Any:
+    return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.8)
+
+
+def test_a_schedule_makes_no_optimizer_one_that_needs_a_closure() -> None:
+    """torch's schedulers replace `step` by a function whose signature has the optimizer itself."""
+    for factory, expected in ((torch.optim.SGD, False), (torch.optim.Adam, False), (torch.optim.LBFGS, True)):
+        optimizer = factory([nn.Parameter(torch.zeros(1))], lr=0.1)
+        assert needs_closure(optimizer) is expected
+        schedule(optimizer)
+        assert needs_closure(optimizer) is expected
+
+
+MOMENTUM = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "optimizer"),
+    [(tw.Synchronous(), MOMENTUM), (tw.Synchronous(), strict), (tw.ParameterTable(consistency="strict"), MOMENTUM)],
+    ids=["synchronous", "synchronous, L-BFGS", "table"],
+)
+def test_two_workers_with_a_schedule_are_one_with_all_their_rows(strategy: Any, optimizer: Any) -> None:
+    settings: dict[str, Any] = {
+        "optimizer": optimizer,
+        "scheduler": schedule,
+        "scheduler_every": "step",
+        "strategy": strategy,
+        "batch_size": ROWS,
+    }
+    alone = fit(**settings, cluster=tw.Simulated(workers=1, step_s=0.01))
+    together = fit(**settings)
+    for name, value in alone.model.state_dict().items():
+        torch.testing.assert_close(together.model.state_dict()[name], value, rtol=1e-3, atol=1e-3)
 
 
 # -- synchronous ------------------------------------------------------------------------------------------------------

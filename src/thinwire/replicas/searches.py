@@ -104,8 +104,8 @@ def _put(held: list[nn.Parameter], vector: Tensor) -> None:
         start += parameter.numel()
 
 
-def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer's step must be given a closure, which computes loss and gradients again.
+def needs_closure(optimizer: torch.optim.Optimizer | type[torch.optim.Optimizer]) -> bool:
+    """Whether the step of an optimizer, or of a class of them, must be given a closure: what computes the loss again.
 
     >>> needs_closure(torch.optim.LBFGS([nn.Parameter(torch.zeros(1))]))
     True
@@ -122,7 +122,11 @@ def step_along(optimizer: torch.optim.Optimizer, closure: Callable[[], Tensor]) 
     step(**{asked.name: closure}) if asked.kind is asked.KEYWORD_ONLY else step(closure)
 
 
-def _required(optimizer: torch.optim.Optimizer) -> list[inspect.Parameter]:
+def _required(optimizer: torch.optim.Optimizer | type[torch.optim.Optimizer]) -> list[inspect.Parameter]:
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    asked = inspect.signature(optimizer.step).parameters.values()
+    asked = list(inspect.signature(optimizer.step).parameters.values())
+    inner = inspect.unwrap(optimizer.step, stop=inspect.ismethod)
+    kind = optimizer if isinstance(optimizer, type) else type(optimizer)
+    if not inspect.ismethod(inner) and inner is inspect.unwrap(kind.step):
+        asked = asked[1:]  # torch's schedulers put a function around the method: its first argument is the optimizer
     return [each for each in asked if each.default is each.empty and each.kind not in variable]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 import warnings
@@ -43,13 +44,15 @@ def refuse_searches(model: Any, setup: Setup) -> None:
 
     A factory that fails here is left to the workers, which look again at the optimizer that they step with.
     """
+    if not _reason(setup):  # factories are the user's own: none is called without need
+        return
     for factory in (setup.spec.optimizer, getattr(setup.strategy, "optimizer", None)):
         made = None if factory is None else _made(factory, model, setup.spec.seed)
         if made is not None:
             refuse_search(made, setup)
 
 
-def refuse_search(optimizer: torch.optim.Optimizer, setup: Setup) -> None:
+def refuse_search(optimizer: torch.optim.Optimizer | type[torch.optim.Optimizer], setup: Setup) -> None:
     """Refuses an optimizer whose step needs a closure in a run that has no right one.
 
     Raises:
@@ -57,11 +60,10 @@ def refuse_search(optimizer: torch.optim.Optimizer, setup: Setup) -> None:
     """
     if not needs_closure(optimizer):
         return
+    name = (optimizer if isinstance(optimizer, type) else type(optimizer)).__name__
     why = _reason(setup)
     if why:
-        raise ConfigError(
-            f"train.optimizer is {type(optimizer).__name__}, whose step evaluates loss and gradient again, and {why}"
-        )
+        raise ConfigError(f"train.optimizer is {name}, whose step evaluates loss and gradient again, and {why}")
 
 
 def _reason(setup: Setup) -> str:
@@ -118,8 +120,16 @@ def _adds_to_gradients(strategy: Strategy) -> bool:
     return any(strategy.gradient_term(worker, x, cycle) is not None for cycle in CYCLES)
 
 
-def _made(factory: Callable[[Any], Any], model: Any, seed: int) -> torch.optim.Optimizer | None:
-    """What a factory makes of one parameter, or of the model's own where it refuses that; None where both fail."""
+def _made(
+    factory: Callable[[Any], Any], model: Any, seed: int
+) -> torch.optim.Optimizer | type[torch.optim.Optimizer] | None:
+    """What a factory makes of one parameter, or of the model's own where it refuses that; None where both fail.
+
+    A class is its own answer.
+    """
+    kind = factory.func if isinstance(factory, functools.partial) else factory
+    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer):
+        return kind
     found = None
     state, drawn = random.getstate(), np.random.get_state()
     try:
