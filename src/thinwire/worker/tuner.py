@@ -69,6 +69,8 @@ class Tuner:
         """By the size's order of magnitude: two sizes tell latency and bandwidth apart."""
         self._wire = WireMeter()
         self._newest_s = 0.0
+        self._changed_at = 0, math.inf
+        """The round of the last change, and what the wire was thought to carry then."""
 
     def see(self, landed: Landed) -> None:
         """Notes a round's size and duration; the first worker logs some."""
@@ -153,13 +155,7 @@ class Tuner:
         )
         chosen = worker.strategy.setting(measured, current.setting)
         if self._wire.counts and self._explained and not verdict:
-            slower, faster = (
-                worker.strategy.setting(
-                    dataclasses.replace(measured, link=link.times(factor), rest_s=rest_s / factor), current.setting
-                )
-                for factor in (1 / CERTAIN, CERTAIN)
-            )
-            chosen = _least_change(current.setting, (chosen, slower, faster))
+            chosen = self._certain(measured, chosen, current.setting)
         since = round + worker.strategy.in_flight
         why = "; ".join(filter(None, (verdict, worker.strategy.explain(measured, chosen))))
         if chosen != current.setting and since > current.since:
@@ -168,9 +164,27 @@ class Tuner:
             self._propose(current.setting, current.since, link, why)
         return {}
 
+    def _certain(self, measured: Measured, chosen: Setting, current: Setting) -> Setting:
+        """What is right however wrong the measurements are by chance; the setting in force until it has been tried.
+
+        A change is tried for as many rounds as were before it, unless the wire carries twice or half as much since.
+        """
+        assert measured.link is not None
+        then, now = self._changed_at[1], measured.link.bytes_per_s
+        if measured.rounds < LATER * self._changed_at[0] and then / DRIFT <= now <= then * DRIFT:
+            return current
+        wanted = [chosen]
+        for factor in (1 / CERTAIN, CERTAIN):
+            link, rest_s = measured.link.times(factor), measured.rest_s / factor
+            handling_s = (measured.handling_s or 0.0) / factor**2  # it is timed on a busy processor
+            other = dataclasses.replace(measured, link=link, rest_s=rest_s, handling_s=handling_s)
+            wanted.append(self._worker.strategy.setting(other, current))
+        return _least_change(current, tuple(wanted))
+
     def _propose(self, setting: Setting, since: int, link: Link, why: str) -> dict[str, Any]:
         self._explained = self._explained or bool(why)
         fields = dataclasses.asdict(setting)
+        self._changed_at = since, link.bytes_per_s
         self._worker.event(
             "setting_changed",
             since=since,
