@@ -597,11 +597,6 @@ CLAIMS: list[tuple[str, str, Callable[[], list[float]]]] = [
             percent("gains", "free", None, lr=0.01),
         ],
     ),
-    (
-        RELAY,
-        "took a link of 100 Mbit/s for {} to {} at the end, and one of 50 for {} to {}",
-        lambda: [pick(links(race)) for race in (2, 3) for pick in (min, max)],
-    ),
     (CARD_SYNCHRONOUS, "it took {} times as long as torch's DDP", lambda: [synchronous_against_ddp()]),
     (
         CARD_EASGD,
