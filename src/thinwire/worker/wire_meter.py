@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from thinwire.transport.ports import Traffic
 
-READINGS, LEAST = 24, 6
+READINGS, LEAST = 48, 6
 """Newest readings that are remembered, and how many an estimate is made of at least."""
 SURE, ENOUGH = 25, 4
 """Clock ticks of busy time that make an estimate sure at once, and that are enough once there are all the readings."""
@@ -63,7 +63,7 @@ class WireMeter:
             if self._busy_s(count, 0) > SURE * tick_s:
                 newer, older = self._rate(half, 0), self._rate(count, half)
                 alike = max(newer, older) <= AGREE * min(newer, older)
-                return self._rate(count, 0) if alike else None
+                return max(newer, older) if alike else None  # a busy machine makes a wire slower, never faster
         if tick_s and most < READINGS:
             return None
         return self._rate(most, 0) if self._busy_s(most, 0) > ENOUGH * tick_s else math.inf
