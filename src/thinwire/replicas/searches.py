@@ -1,7 +1,7 @@
 """Optimizers that look along a direction: conjugate gradients, which the data- and model-parallel paper found best.
 
-They call the loss again on the batch of the step, so they fit strategies that exchange parameters, not gradients.
-torch's own `LBFGS` is of the same kind.
+They evaluate loss and gradient again on the batch of the step. So do torch's own `LBFGS` and every optimizer whose step
+needs a closure. Under a strategy that exchanges gradients each evaluation is an exchange: see `thinwire.worker.search`.
 """
 
 from __future__ import annotations
