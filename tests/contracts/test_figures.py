@@ -222,12 +222,6 @@ def nats(case: str, method: str) -> float:
     return float(found["val_loss"])
 
 
-def links(race: int) -> list[float]:
-    """Mbit a second, as Relay and Auto took the link of a race at the end of each run."""
-    runs = [*seeds(race, "relay"), *seeds(race, "auto")]
-    return [float(re.findall(r"\(([\d,]+) Mbit/s\)", run["choice"])[0].replace(",", "")) for run in runs]
-
-
 def against_easgd(method: str, race: str) -> float:
     return raced(method, race)[0] / raced(EASGD, race)[0]
 
