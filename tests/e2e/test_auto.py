@@ -95,7 +95,7 @@ def test_a_healthy_run_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_exchanging_hurts_it_says_so_and_tightens(monkeypatch: pytest.MonkeyPatch) -> None:
     """An outer step far too large: the joint model overshoots what the replicas learn."""
     monkeypatch.setattr(guard, "TRIALS", (20, 80))
-    wild: dict[str, Any] = {"lr": 3.0, "momentum": 0.3}
+    wild: dict[str, Any] = {"lr": 2.2, "momentum": 0.3}
     cluster = tw.Simulated(workers=4, ratio=30.0, latency_s=0.0)
     guarded, log = fit(tw.Auto(**wild), cluster, steps=300)
     unguarded, silent = fit(tw.Auto(**wild, guard=False), cluster, steps=300)

@@ -109,7 +109,8 @@ def test_rows_are_duplicated_or_dropped_and_the_batch_must_divide(spark: Any, tm
     frame = spark.range(101).selectExpr("id as x", "cast(id % 2 as int) as label").repartition(7)
     folder = str(tmp_path)
     fit(frame, lambda: Written(folder), inputs=["x"], epochs=3, batch_size=batch_size)
-    seen = Counter(int(line) for path in tmp_path.iterdir() for line in path.read_text().split())
+    workers = [path for path in tmp_path.iterdir() if path.name != str(os.getpid())]  # the driver tries one row
+    seen = Counter(int(line) for path in workers for line in path.read_text().split())
     assert seen == Counter(dict.fromkeys(range(101), 3))
 
 
@@ -204,7 +205,7 @@ def test_a_shard_larger_than_a_workers_memory(spark: Any) -> None:
                 count = min(100, batch.num_rows - start)
                 flat = pa.array(np.ones(count * width, np.float32))
                 lists = pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32) * width), flat)
-                yield pa.RecordBatch.from_arrays([lists, pa.array([0] * count, pa.int32())], ["x", "label"])
+                yield pa.RecordBatch.from_arrays([lists, pa.array([0, 1] * (count // 2), pa.int32())], ["x", "label"])
 
     class Narrow(nn.Module):
         """Refuses to go on when the process has come to hold more of its own than the limit."""

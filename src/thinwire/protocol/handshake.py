@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from thinwire.errors import ProtocolError
-from thinwire.protocol.messages import Join
 from thinwire.version import __version__
+
+if TYPE_CHECKING:
+    from thinwire.protocol.messages import Join
 
 PROTOCOL = 4
 """Of all messages of a run. It grows with every change that an older thinwire would misunderstand, and only here."""

@@ -29,6 +29,7 @@ from thinwire.exchange.signals import Landed
 from thinwire.exchange.snapshot import Snapshot
 from thinwire.rules.finite import is_finite
 from thinwire.strategies import Share
+from thinwire.worker.landing import absent_from
 
 if TYPE_CHECKING:
     from thinwire.worker.worker import Worker
@@ -159,7 +160,8 @@ class Search:
             raise _OthersError
         self._number += 1
         replica = self._worker.replica
-        replica.parameters.scatter_gradients(landed.reply.to(replica.vector.device))
+        absent = absent_from(landed.notes.values())
+        replica.parameters.scatter_gradients(landed.reply.to(replica.vector.device), absent)
         losses = [(math.inf if loss is None else loss, weight) for _, _, loss, weight, _ in told.values()]
         mean = sum(loss * weight for loss, weight in losses) / sum(weights.values())
         return torch.tensor(mean, dtype=torch.float64)
@@ -210,6 +212,7 @@ class Search:
             note = {NOTE: [self._began, self._number, loss if finite else None, share, last]}
             if finite:
                 values, weight = Snapshot(host, host), share
+                note["absent"] = replica.parameters.absent()
         round, fragment = worker.exchange.claim()
         if round != expected:  # its exchange has taken part in that one meanwhile, without it
             values, weight, note = None, 0.0, {}

@@ -157,7 +157,7 @@ function tiles(run) {
     ["workers", head.state === "ended" ? String(run.workers.length) : `${live} of ${head.workers ?? "?"}`],
     ["lost", String(run.workers.reduce((sum, w) => sum + w.lost, 0))],
     ...Object.entries(head.metrics ?? {}).slice(0, 3).map(([name, value]) => [name.replace("val_", "validation "), short(value)]),
-    ...(head.best ? [["best validation loss", `${short(head.best.metrics.val_loss)} (evaluation ${head.best.number})`]] : []),
+    ...(head.best ? [[`validation loss of the best evaluation, ${head.best.number}`, short(head.best.metrics.val_loss)]] : []),
     ["time", seconds((head.now ?? 0) - (head.began ?? 0))],
   ];
   $("tiles").replaceChildren(...facts.map(([name, value]) => {
