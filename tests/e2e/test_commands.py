@@ -187,6 +187,8 @@ def test_an_error_is_provoked_as_its_page_says(
     (block,) = blocks(page, "sh")
     (quoted,) = blocks(page, "text")
     (*before, last) = split(block)
+    for program in blocks(page, "python"):
+        (shell.folder / "mine.py").write_text(program)
     if code == 1 or not last.startswith("thinwire "):
         told = shell.run(block, code)
     else:
