@@ -240,9 +240,9 @@ def test_a_gradient_does_not_leave_before_its_step_is_over(monkeypatch: pytest.M
     fed: list[tuple[int, float]] = []
     inner = Table.feed
 
-    def feed(self: Any, round: int, keys: list[int]) -> None:
+    def feed(self: Any, round: int, keys: list[int], absent: frozenset[int]) -> None:
         fed.append((self._identity.worker, self.time.now()))
-        inner(self, round, keys)
+        inner(self, round, keys, absent)
 
     monkeypatch.setattr(Table, "feed", feed)
     cluster = tw.Simulated(workers=2, step_s=1.0, slow={1: 5.0})

@@ -155,7 +155,7 @@ def test_stop_ends_the_run_at_the_first(tmp_path: Path, flaw: Any) -> None:
 
 
 def test_what_is_neither_drop_nor_stop_is_refused() -> None:
-    with pytest.raises(tw.errors.ConfigError, match="use 'drop' or 'stop'"):
+    with pytest.raises(tw.errors.ConfigError, match="Allowed: drop, stop"):
         run(three(nan_loss, (), ()), known("relay"), on_nonfinite="ignore")
 
 

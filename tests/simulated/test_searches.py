@@ -139,7 +139,7 @@ def test_a_limit_to_the_norm_is_refused_since_an_evaluation_would_drop_it(strate
     refused(r"clip_norm = 0\.5", optimizer=strict, strategy=strategy, clip_norm=0.5)
 
 
-def test_a_factory_is_called_once_a_worker_where_nothing_is_refused() -> None:
+def test_a_factory_is_called_once_by_the_driver_s_trial_and_once_a_worker() -> None:
     made: list[int] = []
 
     def counted(parameters: Any) -> torch.optim.Optimizer:
@@ -147,7 +147,7 @@ def test_a_factory_is_called_once_a_worker_where_nothing_is_refused() -> None:
         return torch.optim.SGD(parameters, lr=0.1)
 
     fit(optimizer=counted, strategy="synchronous")
-    assert len(made) == 2
+    assert len(made) == 1 + 2
 
 
 @every

@@ -15,6 +15,7 @@ from thinwire.cli.tables import summary_table
 from thinwire.coordinator.evaluations import Evaluations
 from thinwire.coordinator.outcome import Outcome
 from thinwire.coordinator.stopping import Verdict
+from thinwire.protocol.messages import Evaluated
 
 RANDOM = np.random.default_rng(0)
 ROWS = {"x": RANDOM.normal(size=(120, 4)).astype(np.float32), "label": RANDOM.integers(0, 2, 120)}
@@ -48,9 +49,10 @@ def test_nothing_is_left_out_of_a_run_without_losses() -> None:
 
 def test_an_evaluation_of_no_rows_leaves_what_was_measured_before() -> None:
     evaluations, outcome = Evaluations(Verdict(None, None)), Outcome()
-    report = {"steps": 4, "done": 8}
-    evaluations.hear(0, {"p": 1, "sums": {"val_loss": 3.0}, "weights": {"val_loss": 6.0}, "rows": 6, **report})
-    evaluations.hear(0, {"p": 2, "sums": {}, "weights": {}, "rows": 0, **report})
+    told: dict[str, Any] = {"attempt": 0, "steps": 4, "done": 8}
+    measured, nothing = {"val_loss": 3.0}, dict[str, float]()
+    evaluations.hear(0, Evaluated(number=1, sums=measured, weights={"val_loss": 6.0}, rows=6, **told))
+    evaluations.hear(0, Evaluated(number=2, sums=nothing, weights=nothing, rows=0, **told))
     for judged in evaluations.ready({0}, {}, 8, None, 6):
         outcome.heed(judged.event)
     assert outcome.metrics == {"val_loss": 0.5}

@@ -12,6 +12,7 @@ from torch import nn
 import thinwire as tw
 from thinwire.coordinator.rows import Rows
 from thinwire.errors import DataError
+from thinwire.protocol.messages import Join
 
 RANDOM = np.random.default_rng(0)
 
@@ -64,23 +65,27 @@ def test_labels_that_differ_are_not_warned_of() -> None:
     fit(rows(12))
 
 
+def joined(**rows: Any) -> Join:
+    return Join(attempt=0, address="memory:0.0", **rows)
+
+
 def test_workers_that_read_their_own_rows_say_whether_there_is_anything_to_learn() -> None:
     apart = Rows(2)
-    apart.heard(0, {"rows": 5, "same": "1"}, {0: 5})
-    apart.heard(1, {"rows": 5, "same": "0"}, {0: 5, 1: 5})  # each has one class, together there are two
+    apart.heard(0, joined(rows=5, same="1"), {0: 5})
+    apart.heard(1, joined(rows=5, same="0"), {0: 5, 1: 5})  # each has one class, together there are two
 
     alike = Rows(3)
-    alike.heard(0, {"rows": 5, "same": "1"}, {0: 5})
-    alike.heard(2, {"rows": 0}, {0: 5, 2: 0})  # it has no rows
+    alike.heard(0, joined(rows=5, same="1"), {0: 5})
+    alike.heard(2, joined(rows=0), {0: 5, 2: 0})  # it has no rows
     with pytest.warns(UserWarning, match="column 'label' is 1 in all of 9 rows"):
-        alike.heard(1, {"rows": 5, "same": "1"}, {0: 5, 1: 4, 2: 0})
-    alike.heard(1, {"rows": 5, "same": "1"}, {0: 5, 1: 4, 2: 0})  # its successor: said once
+        alike.heard(1, joined(rows=5, same="1"), {0: 5, 1: 4, 2: 0})
+    alike.heard(1, joined(rows=5, same="1"), {0: 5, 1: 4, 2: 0})  # its successor: said once
 
     failing = Rows(2)
-    failing.heard(0, {}, {0: 0})
-    failing.heard(1, {}, {0: 0, 1: 0})  # both are about to say why
+    failing.heard(0, joined(), {0: 0})
+    failing.heard(1, joined(), {0: 0, 1: 0})  # both are about to say why
 
     empty = Rows(2)
-    empty.heard(0, {"rows": 0}, {0: 0})
+    empty.heard(0, joined(rows=0), {0: 0})
     with pytest.raises(DataError, match="no worker has rows to train on"):
-        empty.heard(1, {"rows": 0}, {0: 0, 1: 0})
+        empty.heard(1, joined(rows=0), {0: 0, 1: 0})

@@ -40,7 +40,7 @@ def of(make: Any, lr: Any = 0.1) -> TorchReplica:
 def rates(one: TorchReplica, steps: int) -> list[float]:
     found = []
     for _ in range(steps):
-        found.append(one.rate)
+        found.append(one.rates[0])
         one.advance()
     return found
 
@@ -97,13 +97,13 @@ def test_a_schedule_that_follows_evaluations_goes_on_in_proportion() -> None:
     for loss in (1.0, 2.0):
         before.end_evaluation({"val_loss": loss})
     after.load_learning(before.learning())
-    assert after.rate == pytest.approx(0.01)
+    assert after.rates[0] == pytest.approx(0.01)
 
 
 def test_a_rate_that_is_a_tensor_may_become_a_number() -> None:
     before, after = of(None, torch.tensor(0.1)), of(None, 0.02)
     after.load_learning(before.learning())
-    assert after.rate == pytest.approx(0.02)
+    assert after.rates[0] == pytest.approx(0.02)
     before.load_learning(of(None, 0.02).learning())
 
 
@@ -143,7 +143,7 @@ def test_of_a_schedule_that_cannot_be_sent_who_joins_late_has_the_rate_of_now() 
     peer, late = (of(lambda o: Tabled(o, 2)) for _ in range(2))
     rates(peer, 3)
     late.load_schedule(peer.schedule())
-    assert late.rate == pytest.approx(peer.rate) == pytest.approx(0.01)
+    assert late.rates[0] == pytest.approx(peer.rates[0]) == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -152,7 +152,7 @@ def test_who_joins_late_has_the_rates_of_the_others(name: str, done: int) -> Non
     peer, late = replica(name, warmup=3), replica(name, warmup=3)
     rates(peer, done)
     late.load_schedule(peer.schedule())
-    assert late.rate == pytest.approx(peer.rate)
+    assert late.rates[0] == pytest.approx(peer.rates[0])
     assert rates(late, 6) == pytest.approx(rates(peer, 6))
 
 

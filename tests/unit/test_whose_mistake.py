@@ -13,6 +13,7 @@ from torch import nn
 import thinwire as tw
 from thinwire.cli.main import main
 from thinwire.errors import ConfigError, DataError
+from thinwire.run.trial import ROWS as TRIED
 
 pytest.importorskip("google.protobuf")
 RANDOM = np.random.default_rng(0)
@@ -40,7 +41,7 @@ def test_what_a_transform_made_of_a_column_is_told_as_a_mistake_in_the_data() ->
 def test_a_batch_that_a_metric_measures_wrong_is_told_as_a_mistake_in_the_arguments() -> None:
     def mostly(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         right = (output.argmax(1) == label).float()
-        return right if len(label) <= 2 else right.mean()
+        return right if len(label) == TRIED else right.mean()
 
     with pytest.raises(ConfigError, match=r"worker . on .*metrics\.mine gives one number for a batch") as caught:
         tw.fit(linear, ROWS, validation=0.5, metrics={"mine": mostly}, cluster=HERE)

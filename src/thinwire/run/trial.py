@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import dis
 import logging
 import math
@@ -27,8 +28,10 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from thinwire.data import Batch, Loader, Position, Sampler, Shard, write_shard
+from thinwire.data.labels import look_at
 from thinwire.errors import ConfigError, DataError, ThinwireError
 from thinwire.replicas import BackPropagation, TrainSpec
+from thinwire.replicas.labels import WrongLabels
 from thinwire.replicas.metrics import computed, measure
 from thinwire.replicas.objectives import Objective, metrics_of
 from thinwire.replicas.torch import build_module
@@ -105,7 +108,17 @@ class Trial:
         shape = None
         with contextlib.suppress(*_KINDS), torch.no_grad():
             shape = _shape(module.eval()(*batch.inputs))
-        module.train()
+        self._learnt(module.train(), row, batch, shape)
+        return shape
+
+    def _learnt(self, module: nn.Module, row: Any, batch: Batch, shape: tuple[int, ...] | None) -> None:
+        """Tries loss and metrics; whether a label is of classes or of their probabilities depends on the output."""
+        if shape is not None and self.columns.labels.output is None and batch.label is not None:
+            labels = self.columns.labels.measured(shape)
+            known = dataclasses.replace(self, columns=dataclasses.replace(self.columns, labels=labels))
+            again = known._batch(row, batch.num_rows)
+            known._learnt(module, row, batch if again is None else again, shape)
+            return
         if not isinstance(self.spec.algorithm, BackPropagation):
             self.spec.algorithm.loss(module, batch, Objective(self.spec.loss), {"steps": 0})
         else:
@@ -113,11 +126,12 @@ class Trial:
             self._lost(module(*batch.inputs), batch, shape)
         if self.validated:
             self._measured(module.eval(), batch)
-        return shape
 
     def _batch(self, row: Any, rows: int) -> Batch | None:
         """The row so many times, as workers would get it; None where it cannot be had here."""
         columns = self.columns
+        if columns.label is not None and columns.label in row.schema.names:
+            look_at(row, columns.label, WrongLabels(columns.labels, f"column {columns.label!r}"))
         with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
             path = os.path.join(folder, "row")
             try:

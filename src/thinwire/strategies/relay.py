@@ -103,7 +103,7 @@ class Relay(Strategy):
         assert measured.step_s
         sent_bytes = 8.0 * measured.size * (measured.workers - 1) / measured.workers
         ratio = relay.exchange_ratio(sent_bytes / measured.link.bytes_per_s, measured.step_s)
-        return ratio, measured.link.latency_s / measured.step_s
+        return ratio, (measured.link.latency_s + measured.rest_s) / measured.step_s
 
     def _rest(self, measured: Measured) -> float:
         """Steps that a round takes beside the link: it counts for how long rounds are, not for how they are packed."""
