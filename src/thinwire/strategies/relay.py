@@ -103,10 +103,10 @@ class Relay(Strategy):
         assert measured.step_s
         sent_bytes = 8.0 * measured.size * (measured.workers - 1) / measured.workers
         ratio = relay.exchange_ratio(sent_bytes / measured.link.bytes_per_s, measured.step_s)
-        return ratio, (measured.link.latency_s + measured.rest_s) / measured.step_s
+        return ratio, measured.link.latency_s / measured.step_s
 
     def _rest(self, measured: Measured) -> float:
-        """Steps that a round takes beside the link: it counts for how long rounds are, not for how they are packed."""
+        """Steps that a round takes beside the link: they count for how the model is cut, not for how it is packed."""
         return measured.rest_s / measured.step_s if measured.step_s else 0.0
 
     def _bits(self, ratio: float, latency: float) -> int:
@@ -121,7 +121,8 @@ class Relay(Strategy):
             count = self.fragments
         elif not count:
             most = max(1, min(64, measured.size // 4096))
-            wire = relay.num_fragments(ratio, bits, latency=latency, most=most)
+            late = latency + self._rest(measured)  # one piece and the rest of its round are to fit into a step
+            wire = relay.num_fragments(ratio, bits, latency=late, most=most)
             round_s = (measured.step_s or 1.0) * max(1.0, latency)
             count = max(wire, relay.fragments_in_passing(measured.handling_s or 0.0, round_s, most=most))
             if current and count <= current.fragments <= count * KEPT and codec == current.codec:
