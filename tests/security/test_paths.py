@@ -258,7 +258,8 @@ def test_a_run_s_name_on_the_page_is_a_number_and_no_path(tmp_path: Path) -> Non
 
 def test_only_the_user_s_own_modules_travel_by_value() -> None:
     assert b"test_only_the_user_s_own" not in packed(torch.nn.Linear)
-    assert len(packed(torch.nn.functional.relu)) < 200, "an installed package's function goes by its name"
+    named = len(packed(torch.nn.functional.relu)) - len(packed(None))
+    assert named < 200, "an installed package's function goes by its name"
     assert b"time" in packed(Slow), "a class of one's own goes whole, with what it uses"
 
 
