@@ -64,6 +64,22 @@ def _(kind: Any, **settings: Any) -> Factory:
     return functools.partial(kind, **settings)
 
 
+def by_group(kind: Any, first: dict[str, Any], **settings: Any) -> Factory:
+    """An optimizer whose first parameter has settings of its own."""
+
+    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        one, *others = parameters
+        made: torch.optim.Optimizer = kind([{"params": [one], **first}, {"params": others}], **settings)
+        return made
+
+    return make
+
+
+def without_first(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    _, *others = parameters
+    return torch.optim.SGD(others, lr=0.1, momentum=0.9)
+
+
 o = torch.optim
 OPTIMIZERS: dict[str, Factory] = {
     "SGD": _(o.SGD, lr=0.1),
@@ -76,9 +92,12 @@ OPTIMIZERS: dict[str, Factory] = {
     "SGD, foreach": _(o.SGD, lr=0.1, momentum=0.9, foreach=True),
     "SGD, fused": _(o.SGD, lr=0.1, momentum=0.9, fused=True),
     "SGD, maximize": _(o.SGD, lr=0.1, maximize=True),
+    "SGD, a rate by group": by_group(o.SGD, {"lr": 0.02}, lr=0.1, momentum=0.9),
+    "SGD, one parameter left out": without_first,
     "Adam": _(o.Adam, lr=0.02),
     "Adam, AMSGrad": _(o.Adam, lr=0.02, amsgrad=True),
     "AdamW": _(o.AdamW, lr=0.02, weight_decay=0.1),
+    "AdamW, decay by group": by_group(o.AdamW, {"weight_decay": 0.0}, lr=0.02, weight_decay=0.1),
     "Adamax": _(o.Adamax, lr=0.02),
     "NAdam": _(o.NAdam, lr=0.02),
     "RAdam": _(o.RAdam, lr=0.02),
@@ -269,9 +288,6 @@ class Section:
 
 
 TABLES = ("ParameterTable, strict", "ParameterTable, one group")
-PIECES = ("NAdam", "ASGD", "Adafactor", "Muon")
-"""Optimizers that cannot step pieces of parameters, which tables and placements have them do."""
-SOME = ("SGD, momentum", "Adam", "LBFGS, strong Wolfe", "ConjugateGradient")
 GROUPED = {"cluster": tw.Simulated(workers=4, step_s=0.01)}
 PLACEMENTS: dict[str, dict[str, Any]] = {
     "Planned": {"placement": tw.Planned(group_size=2)},
@@ -289,13 +305,13 @@ SECTIONS = [
     Section(
         "Optimizers and parameter tables",
         f"{WORKERS} workers, whose servers step.",
-        {name: {"optimizer": factory} for name, factory in OPTIMIZERS.items() if name not in PIECES},
+        {name: {"optimizer": factory} for name, factory in OPTIMIZERS.items()},
         {name: {"strategy": STRATEGIES[name]} for name in TABLES},
     ),
     Section(
         "Optimizers and placements",
         "Four workers, two to a replica.",
-        {name: {"optimizer": OPTIMIZERS[name]} for name in SOME},
+        {name: {"optimizer": factory} for name, factory in OPTIMIZERS.items()},
         {
             f"{placed}, {name}": GROUPED | placement | {"strategy": STRATEGIES[name]}
             for placed, placement in PLACEMENTS.items()

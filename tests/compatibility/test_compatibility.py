@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.compatibility.cells import SECTIONS, SOME, Outcome
+from tests.compatibility.cells import SECTIONS, Outcome
 from tests.compatibility.page import PAGE, Key, general, keys, read, written
 
+SOME = ("SGD, momentum", "SGD, a rate by group", "Adam", "LBFGS, strong Wolfe", "ConjugateGradient")
 FEW = {
     section.title: set(section.rows) & {"SGD, lr a tensor", "Adafactor", *SOME} or set(section.rows)
     for section in SECTIONS

@@ -118,3 +118,18 @@ def _normalised() -> Any:
 def test_what_an_optimizer_looks_at_together_is_known(factory: Any, elementwise: bool, tensorwise: bool) -> None:
     rule = FlatOptimizer(factory)
     assert (rule.is_elementwise, rule.is_tensorwise) == (elementwise, tensorwise)
+
+
+def test_an_optimizer_of_matrices_steps_no_number_alone() -> None:
+    assert not FlatOptimizer(
+        lambda p: torch.optim.Muon(p, lr=0.1), torch.optim.Muon([_matrix()], lr=0.1)
+    ).is_elementwise
+
+
+def test_a_rule_makes_the_optimizer_that_it_is_of() -> None:
+    (group,) = FlatOptimizer(OPTIMIZERS["momentum"])([_matrix()]).param_groups
+    assert group["nesterov"]
+
+
+def _matrix() -> nn.Parameter:
+    return nn.Parameter(torch.zeros(3, 2))

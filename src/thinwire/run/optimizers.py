@@ -43,8 +43,6 @@ def refuse_optimizer(
     if needs_closure(made):
         return
     rule = FlatOptimizer(factory, made)
-    if table:
-        _ = rule.names  # refuses an optimizer that keeps what cannot be cut
     pipeline = isinstance(placement, Pipeline) and not table
     if not (rule.is_tensorwise if pipeline else rule.is_elementwise):
         units = ("tensors", "tensor") if pipeline else ("the numbers of a tensor", "number")
@@ -53,6 +51,8 @@ def refuse_optimizer(
             f"train.optimizer {type(made).__name__} steps {units[0]} together, and {where}; use an optimizer that "
             f"steps each {units[1]} alone, such as {ELEMENTWISE}, or tw.Synchronous() with whole replicas"
         )
+    if table:
+        _ = rule.names  # refuses an optimizer that keeps what cannot be cut
     if table and factory is spec.optimizer and spec.scheduler is not None:
         _refuse_cycles(spec.scheduler(made), name_of(strategy))
 
