@@ -1,4 +1,4 @@
-"""The page of the architecture names files that exist, and every room of the code."""
+"""The pages of the architecture and of its words name files that exist, and the first one every room of the code."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "thinwire"
-TEXT = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
-FILES = sorted(set(re.findall(r"\b(?:[a-z_]+/)*[a-z_]+\.py\b", TEXT)) - {"__init__.py"})
+PAGES = ROOT / "docs" / "explanation"
+TEXT, WORDS = ((PAGES / name).read_text() for name in ("architecture.md", "glossary.md"))
+FILES = sorted(set(re.findall(r"\b(?:[a-z_]+/)*[a-z_]+\.py\b", TEXT + WORDS)) - {"__init__.py"})
 ROOMS = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
 
 
