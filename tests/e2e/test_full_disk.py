@@ -81,7 +81,9 @@ def test_a_disk_that_stays_full_costs_what_came_after_the_last_checkpoint_and_no
     assert result.summary["complete"], "the model is handed back all the same"
     assert "the disk is full" in result.summary["unsaved"]
     (disk / "filler").unlink()
-    (kept,) = CheckpointStore(f"{out}/checkpoints").manifests()
+    kept = CheckpointStore(f"{out}/checkpoints").latest()  # the next may have been on its way when the disk was filled
+    assert kept is not None
+    assert not kept.name.endswith("final")
     recipe = disk / "recipe.toml"
     recipe.write_text(
         '[model]\nzoo = "mlp"\n[data]\nsource = "digits"\ninputs = ["pixels"]\n[train]\nepochs = 8\n'
