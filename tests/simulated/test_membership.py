@@ -10,7 +10,7 @@ import pytest
 
 from thinwire.coordinator.membership import Decision, JointModelLost, Lost, Membership, Send, Stalled
 from thinwire.protocol.deadlines import Deadlines
-from thinwire.protocol.messages import Beat, Join, Prepared
+from thinwire.protocol.messages import Beat, Join, Leave, Prepared, Rejoin
 
 QUICK = Deadlines(start_s=60.0, silence_s=10.0, prepare_s=5.0, rejoin_s=30.0, settle_s=0.5)
 
@@ -67,6 +67,15 @@ def test_the_start_waits_for_every_worker() -> None:
     members.join(hello(), 1, 9.0)
     assert members.missing() == ()
     assert len(sent(members.tick(9.6), "prepare")) == 3
+
+
+def test_an_attempt_that_lost_its_seat_may_come_back_where_the_cluster_revives_until_a_newer_one_is_there() -> None:
+    members = formed(2)
+    members.lose(1, 0, "no heartbeat", 5.0)
+    assert isinstance(members.answer(1, 0, revives=True), Rejoin)
+    assert isinstance(members.answer(1, 0, revives=False), Leave)
+    members.join(hello(1), 1, 6.0)
+    assert isinstance(members.answer(1, 0, revives=True), Leave)
 
 
 def test_who_is_lost_before_its_first_heartbeat_has_its_host_told() -> None:
