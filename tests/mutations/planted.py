@@ -120,11 +120,11 @@ MUTATIONS = (
         tests=(f"{RESUME}::test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on",),
     ),
     Mutation(
-        name="rows for validation are trained on where workers are Spark's",
+        name="workers that fetch their rows leave those for validation where they are",
         guarantee="the same recipe on Spark and on one machine gives the same parameters",
-        file="src/thinwire/cluster/spark.py",
-        old="        return DriverData(data, validation, self.workers, shared_disk=False)\n",
-        new="        return DriverData(data, None, self.workers, shared_disk=False)\n",
+        file="src/thinwire/cluster/base.py",
+        old="Fetched(files[0].validation is not None)",
+        new="Fetched(False)",
         tests=(
             "tests/spark/test_fit_on_spark.py"
             "::test_the_same_recipe_and_seed_give_the_same_parameters_on_spark_as_on_local",

@@ -114,6 +114,7 @@ def fit(frame: Any, strategy: tw.Strategy, killer: Killer, **changes: Any) -> tw
 def assert_survived(killer: Killer, result: tw.Result, lost: int, *, uneven: int = 0) -> None:
     """Nothing was lost but the killed; with `uneven`, an epoch may have so many rows more or fewer."""
     assert result.summary["workers_lost"] == lost
+    assert result.summary["complete"]
     rejoined = killer.of(events.Rejoined)
     given = {(e.peer, e.landed): e.digest for e in killer.of(events.HandedOver)}
     assert len(rejoined) >= lost

@@ -61,6 +61,7 @@ def test_the_same_recipe_and_seed_give_the_same_parameters_on_spark_as_on_local(
     here = tw.fit(mlp, "digits", cluster=tw.Local(workers=3, threads=1), **settings)
     there = tw.fit(mlp, "digits", cluster=tw.Spark(workers=3, threads=1), **settings)
     assert there.summary["rows"] == here.summary["rows"]
+    assert there.summary["val_loss"] == pytest.approx(here.summary["val_loss"], rel=1e-6)
     for name, value in here.model.state_dict().items():
         assert torch.equal(value, there.model.state_dict()[name]), name
 

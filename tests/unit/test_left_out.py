@@ -37,7 +37,8 @@ def test_rows_of_a_worker_that_was_lost_are_said_to_be_left_out(
     assert (result.summary["validation_rows"], result.summary["left_out"]) == (20, 10)
     evaluated = [event for event in log if isinstance(event, events.Evaluated)]
     assert [evaluated[0].left_out, evaluated[-1].left_out] == [0, 10]
-    assert "10 are left out" in caplog.text
+    assert caplog.text.count("10 are left out") == 1, "the worker stays away for many evaluations"
+    assert sum(event.left_out == 10 for event in evaluated) > 3
     summary_table(result.summary)
     assert "20 of 30 rows" in " ".join(capsys.readouterr().out.split())
 

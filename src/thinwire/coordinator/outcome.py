@@ -48,6 +48,8 @@ class Outcome:
     """Of the last evaluation."""
     left_out: int = 0
     """Validation rows that it was without."""
+    warned_of: int = 0
+    """Rows that the newest evaluation was without; further evaluations without them are not warned of again."""
     best_evaluation: int | None = None
     """The number of the best evaluation, by the metric of early stopping or else the validation loss."""
     best_metrics: dict[str, float] = field(default_factory=dict)
@@ -90,8 +92,9 @@ class Outcome:
         elif isinstance(event, events.Evaluated):
             if event.metrics or not self.metrics:  # an evaluation of no rows leaves what was measured before
                 self.metrics, self.validation_rows, self.left_out = event.metrics, event.validation_rows, event.left_out
-            if event.left_out:
+            if event.left_out > self.warned_of:  # a worker may be away for many evaluations
                 _log.warning(LEFT_OUT, event.number, event.validation_rows, event.left_out)
+            self.warned_of = event.left_out
         elif isinstance(event, events.NonFinite):
             self.nonfinite += event.times
             self.flawed[event.worker] = event
