@@ -212,7 +212,8 @@ class Display:
         losses = [float(s["loss"]) for s in states if s.get("loss") is not None]
         loss = f"loss {sum(losses) / len(losses):.4f}" if losses else ""
         members = len(self._coordinator.membership.members)
-        phase = f"training on {members} workers" if rows else "reading rows, starting workers"
+        number = "1 worker" if members == 1 else f"{members} workers"
+        phase = f"training on {number}" if rows else "reading rows, starting workers"
         if rows and self._before is None:
             self._before = rows if self._job.resume is not None else 0
         return State(phase, rows, self._total(), "  ".join(filter(None, (loss, self._validated))), self._before or 0)
