@@ -19,7 +19,7 @@ TARGET ?=
 INPUTS ?= 1000000
 
 .PHONY: demo quick test test-all checks lint types layers rules browser docs fuzz matrix spark35 release-check format clean lock audit
-.PHONY: durations coverage mutations compatibility
+.PHONY: durations coverage mutations compatibility machines
 
 demo: $(STAMP)
 	$(BIN)/python examples/spark_digits.py
@@ -53,6 +53,10 @@ mutations: $(STAMP)
 # docs/reference/what-works-with-what.md anew: each of its cells is a run in virtual time.
 compatibility: $(STAMP)
 	$(BIN)/python -m tests.compatibility
+
+# docs/explanation/machines.md anew, from the tables of the state machines.
+machines: $(STAMP)
+	$(BIN)/python -m tests.machines
 
 # Side by side: mypy takes one processor, the others one after the other less than that.
 checks: $(STAMP)

@@ -29,11 +29,9 @@ LONG = {
 LARGE = {
     "caffe/net.py: CaffeNet",
     "checkpoint/store.py: CheckpointStore",
-    "cluster/simulated/fibers.py: VirtualTime",
     "dashboard/event_reducer.py: EventReducer",
     "coordinator/coordinator.py: Coordinator",
     "worker/group_worker.py: GroupWorker",
-    "coordinator/membership.py: Membership",
     "worker/publisher.py: Publisher",
     "worker/worker.py: Worker",
     "exchange/member.py: Member",

@@ -12,6 +12,7 @@ import numpy as np
 from tests.fuzz.of_files import written
 from tests.fuzz.target import Target
 from thinwire import caffe
+from thinwire.caffe import blobs as binary
 from thinwire.caffe import schema, weights
 from thinwire.caffe.prototxt import parse
 from thinwire.caffe.solver import Settings, solver_for
@@ -109,7 +110,7 @@ def _blob(shape: tuple[int, ...], *, legacy: bool = False) -> bytes:
 
 def _mean(data: bytes) -> None:
     with contextlib.suppress(DataError):
-        weights.read_mean(written("mean", data))
+        binary.read_mean(written("mean", data))
 
 
 @functools.cache

@@ -111,8 +111,8 @@ def test_a_module_of_python_s_own_is_not_even_imported() -> None:
 @pytest.mark.parametrize("kind", ["source", "mean_file"])
 def test_a_prototxt_that_names_another_file_learns_nothing_of_it(tmp_path: Path, kind: str) -> None:
     """Caffe's paths lead anywhere that the user may read; what lies there is not told."""
+    from thinwire.caffe.blobs import read_mean
     from thinwire.caffe.sources import DatumSource
-    from thinwire.caffe.weights import read_mean
 
     secret = tmp_path / "secret"
     secret.write_bytes(b"root:x:0:0:hidden words:/root:/bin/sh\n" * 200)
@@ -321,7 +321,7 @@ def test_a_box_is_in_a_folder_that_others_cannot_enter(tmp_path: Path, monkeypat
 
 
 def test_a_recipe_s_own_words_for_code_are_imported_and_never_evaluated(tmp_path: Path) -> None:
-    from thinwire.cli.wiring import imported
+    from thinwire.models import imported
 
     for text in ("__import__('os').system('true')", "os.system('true')", "/etc/passwd:x", "../x:make", ":x"):
         with pytest.raises(ConfigError):

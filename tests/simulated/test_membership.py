@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from thinwire.coordinator.membership import Decision, JointModelLost, Lost, Membership, Send, Stalled
+from thinwire.coordinator.slots import Slots
 from thinwire.protocol.deadlines import Deadlines
 from thinwire.protocol.messages import Beat, Join, Leave, Prepared, Rejoin
 
@@ -65,7 +66,7 @@ def test_the_start_waits_for_every_worker() -> None:
         beat_all(members, now)
         assert members.tick(now) == []
     members.join(hello(), 1, 9.0)
-    assert members.missing() == ()
+    assert set(members.seats) == {0, 1, 2}
     assert len(sent(members.tick(9.6), "prepare")) == 3
 
 
@@ -99,7 +100,7 @@ def test_the_start_goes_on_without_those_who_do_not_come() -> None:
 
 def test_joins_close_together_make_one_generation() -> None:
     members = formed(2)
-    members.workers = 5
+    members.roster.workers = 5
     for worker, now in ((2, 5.0), (3, 5.2), (4, 5.4)):
         members.join(hello(), worker, now)
         assert sent(members.tick(now), "prepare") == []
@@ -209,11 +210,11 @@ def test_a_newer_attempt_waits_while_the_older_alone_holds_the_joint_model() -> 
     members = formed(1)
     assert [(s.worker, s.attempt) for s in sent(members.join(hello(1), 0, 2.0), "wait")] == [(0, 1)]
     assert members.seats[0].attempt == 0
-    assert members.standing == {0: 1}
+    assert members.roster.standing == {0: 1}
     assert lost(members.lose(0, 0, "killed", 3.0)) == [(0, 0)]
     assert not sent(members.join(hello(1), 0, 4.0), "wait")
     assert members.seats[0].attempt == 1
-    assert members.standing == {}
+    assert members.roster.standing == {}
 
 
 def test_when_all_are_to_be_replaced_at_once_each_waits_until_another_has_the_joint_model() -> None:
@@ -246,15 +247,16 @@ def with_two_of_four() -> Membership:
 
 def test_a_worker_that_is_done_makes_room_for_one_that_never_came() -> None:
     members = with_two_of_four()
-    assert members.make_room(set(), set(), 20.0) == []
-    assert members.make_room({0, 1}, set(), 4.9) == [], "somebody may be on the way"
-    assert members.make_room({0, 1}, set(), 20.0) == [], "neither is heard: the other may be about to be given up"
+    slots = Slots(members)
+    assert slots.make_room(set(), set(), 20.0) == []
+    assert slots.make_room({0, 1}, set(), 4.9) == [], "somebody may be on the way"
+    assert slots.make_room({0, 1}, set(), 20.0) == [], "neither is heard: the other may be about to be given up"
     beat_all(members, 20.0)
-    decisions = members.make_room({0, 1}, set(), 20.0)
+    decisions = slots.make_room({0, 1}, set(), 20.0)
     assert [(s.worker, s.body.done) for s in sent(decisions, "leave")] == [(1, True)]
     assert lost(decisions) == [], "it is not lost: its rows are done"
-    assert members.room_for({0}, set(), 21.0), "the slot is free: worker 2 is awaited"
-    assert not members.room_for({0}, set(), 51.0), "but not forever"
+    assert slots.room_for({0}, set(), 21.0), "the slot is free: worker 2 is awaited"
+    assert not slots.room_for({0}, set(), 51.0), "but not forever"
     members.join(hello(), 2, 22.0)
     beat_all(members, 22.0)
     members.tick(23.0)
@@ -262,27 +264,29 @@ def test_a_worker_that_is_done_makes_room_for_one_that_never_came() -> None:
     members.prepared(answer(0, 2), 2, 23.0)
     members.caught(2)
     beat_all(members, 60.0)
-    assert [s.worker for s in sent(members.make_room({0}, set(), 60.0), "leave")] == [0], (
+    assert [s.worker for s in sent(slots.make_room({0}, set(), 60.0), "leave")] == [0], (
         "worker 2 trains on, 3 gets a slot"
     )
 
 
 def test_a_worker_that_is_done_makes_room_for_one_that_was_lost() -> None:
     members = formed(3, deadlines=dataclasses.replace(QUICK, gather_s=2.0))
+    slots = Slots(members)
     members.lose(2, 0, "killed", 2.0)
     members.tick(3.0)
     for worker in range(2):
         members.prepared(answer(0, 2, landed=3, fresh=False), worker, 3.0)
-    assert members.make_room({0, 1}, {2}, 5.0) == [], "its successor may be on the way"
+    assert slots.make_room({0, 1}, {2}, 5.0) == [], "its successor may be on the way"
     beat_all(members, 9.0)
-    assert [s.worker for s in sent(members.make_room({0, 1}, {2}, 9.0), "leave")] == [1]
-    assert members.room_for({0}, {2}, 10.0)
+    assert [s.worker for s in sent(slots.make_room({0, 1}, {2}, 9.0), "leave")] == [1]
+    assert slots.room_for({0}, {2}, 10.0)
 
 
 def test_one_that_left_to_make_room_stays_away() -> None:
     members = with_two_of_four()
+    slots = Slots(members)
     beat_all(members, 20.0)
-    members.make_room({0, 1}, set(), 20.0)
+    slots.make_room({0, 1}, set(), 20.0)
     (told,) = sent(members.join(hello(), 1, 20.1), "leave")
     assert told.body.done
     assert 1 not in members.seats
@@ -306,11 +310,12 @@ def test_who_was_left_out_of_the_newest_generation_is_never_the_reference() -> N
 
 def test_the_last_who_holds_the_joint_model_makes_no_room() -> None:
     members = with_two_of_four()
+    slots = Slots(members)
     members.lose(1, 0, "killed", 6.0)
     members.tick(7.0)
     members.prepared(answer(0, 2, landed=3, fresh=False), 0, 7.0)
-    assert members.make_room({0}, set(), 100.0) == []
-    assert not members.room_for({0}, set(), 100.0)
+    assert slots.make_room({0}, set(), 100.0) == []
+    assert not slots.room_for({0}, set(), 100.0)
 
 
 @pytest.mark.parametrize("worker", [-1, 2, 1000])
@@ -380,7 +385,7 @@ def test_the_start_goes_on_once_nobody_else_has_come_for_a_while() -> None:
         beat_all(members, now)
         assert members.tick(now) == []
     assert [s.worker for s in sent(members.tick(8.5), "prepare")] == [2, 0]
-    assert members.total_rows == 0
+    assert members.roster.total_rows == 0
 
 
 def test_a_broken_connection_loses_a_seat_unless_it_is_heard_again() -> None:
@@ -399,9 +404,9 @@ def test_rows_of_all_who_ever_joined_make_an_epoch() -> None:
     members.join(hello(rows=10), 0, 0.0)
     members.join(hello(rows=12), 1, 0.0)
     members.lose(1, 0, "killed", 1.0)
-    assert members.total_rows == 22
+    assert members.roster.total_rows == 22
     members.join(hello(1, rows=12), 1, 2.0)
-    assert members.total_rows == 22
+    assert members.roster.total_rows == 22
 
 
 def beat_waiting(members: Membership, now: float, landed: int, *, waiting: bool = True) -> None:
@@ -432,7 +437,7 @@ def test_each_new_start_in_vain_doubles_the_wait_for_the_next_until_a_round_land
         beat_waiting(members, now, landed=landed)
         stalls += [now for d in members.tick(now) if isinstance(d, Stalled)]
         for seat in list(members.seats.values()):
-            if seat.prepared != members.generation:
+            if not members.roster.answered(seat.worker):
                 again = answer(0, members.generation, landed=landed, fresh=False)
                 members.prepared(again, seat.worker, now)
     gaps = [round(b - a) for a, b in zip([2.0, *stalls], stalls, strict=False)]
@@ -484,7 +489,7 @@ class World:
         for send in sent(decisions, "prepare"):
             self.called[send.worker, send.attempt] = send.body.generation
         for send in sent(decisions, "leave"):
-            assert send.attempt < self.attempts[send.worker] or send.attempt < self.members.attempts[send.worker]
+            assert send.attempt < self.attempts[send.worker] or send.attempt < self.members.roster.attempts[send.worker]
             self.left.add((send.worker, send.attempt))
         for gone in (d for d in decisions if isinstance(d, Lost)):
             seat = self.members.seats.get(gone.worker)
@@ -509,7 +514,7 @@ class World:
     def check_seats(self) -> None:
         for worker, seat in self.members.seats.items():
             assert seat.worker == worker
-            assert seat.attempt == self.members.attempts[worker]
+            assert seat.attempt == self.members.roster.attempts[worker]
             assert (worker, seat.attempt) not in self.left
 
     def step(self) -> None:
@@ -521,8 +526,8 @@ class World:
             case 0:
                 self.attempts[worker] += 1
                 self.take(self.members.join(hello(attempt + 1), worker, self.now))
-            case 1 if self.members.attempts.get(worker, 0) > 0:
-                old = self.rng.randrange(self.members.attempts[worker])
+            case 1 if self.members.roster.attempts.get(worker, 0) > 0:
+                old = self.rng.randrange(self.members.roster.attempts[worker])
                 before = dict(self.members.seats)
                 self.take(self.members.join(hello(old), worker, self.now))
                 assert self.members.seats == before
@@ -576,7 +581,7 @@ def test_a_helper_alone_makes_no_generation() -> None:
     for now in range(1, 100):
         beat_all(members, float(now))
         assert members.tick(float(now)) == []
-    assert members.unseen == (0, 1)
+    assert members.roster.unseen == (0, 1)
     members.join(hello(), 0, 101.0)
     members.join(hello(), 1, 101.0)
     assert sorted(s.worker for s in sent(members.tick(102.0), "prepare")) == [0, 1, 2]
@@ -584,12 +589,12 @@ def test_a_helper_alone_makes_no_generation() -> None:
 
 def test_a_helper_that_is_left_alone_keeps_what_it_holds_until_a_worker_comes() -> None:
     members = formed(3)
-    members.workers, members.helpers = 2, 1
+    members.roster.workers, members.roster.helpers = 2, 1
     members.lose(0, 0, "killed", 5.0)
     members.lose(1, 0, "killed", 5.0)
     for now in range(6, 40):
         beat_all(members, float(now))
         assert members.tick(float(now)) == []
-    assert members.present == set()
+    assert members.roster.present == set()
     members.join(hello(1), 1, 41.0)
     assert sorted(s.worker for s in sent(members.tick(42.0), "prepare")) == [1, 2]

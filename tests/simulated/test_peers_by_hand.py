@@ -232,7 +232,7 @@ def test_a_joint_state_copied_before_the_generation_is_not_taken_for_the_newest(
         stage.launch(worker, worker + 1.0)
     stage.settle()
     stage.hold_donations = True
-    stage.membership.workers = 4
+    stage.membership.roster.workers = 4
     stage.join(3, attempt=0)
     stage.settle()
     asked = Asked(3, stage.membership.generation)
@@ -271,7 +271,7 @@ def test_a_joint_state_asked_for_in_an_earlier_generation_is_not_taken() -> None
     stage = Stage(3, SparkNet())
     stage.settle()
     stage.hold_donations = True
-    stage.membership.workers = 4
+    stage.membership.roster.workers = 4
     stage.join(3, attempt=0)
     stage.settle()
     (_, asked), *_ = stage.asked
@@ -369,7 +369,7 @@ def test_a_worker_that_joins_late_holds_what_all_hold() -> None:
         for worker in range(2):
             stage.launch(worker, worker + 1.0)
         stage.settle()
-    stage.membership.workers = 3
+    stage.membership.roster.workers = 3
     stage.join(2, attempt=0)
     for worker in range(2):
         stage.launch(worker, 7.0)  # while the generation forms
@@ -397,7 +397,7 @@ def test_a_mean_of_a_publication_that_came_with_the_joint_state_does_not_wait_fo
         stage.launch(worker, worker + 1.0)
     stage.settle()
     stage.hold_donations = True
-    stage.membership.workers = 3
+    stage.membership.roster.workers = 3
     stage.join(2, attempt=0)
     stage.settle()
     assert stage.asked == [(0, Asked(2, stage.membership.generation))]
@@ -431,7 +431,7 @@ def test_a_mean_asked_for_again_in_a_new_generation_does_not_wait_for_the_newcom
     stage.deliver(1, 0)
     stage.turn(0)
     assert len([s for s in stage.signals[0] if isinstance(s, Averaged)]) == 1
-    stage.membership.workers = 3
+    stage.membership.roster.workers = 3
     stage.join(2, attempt=0)
     stage.coordinate()
     for _ in range(6):

@@ -120,20 +120,23 @@ def unheard(worker: int, attempt: int, body: Body) -> None:
 
 def test_a_word_of_agreement_before_all_rows_are_done_changes_nothing() -> None:
     ending = Ending(Membership(1), 1, unheard)
-    ending.agreed.add(0)
+    ending.formed(0.0)
+    ending.agreed(0)
     assert not ending.closed
-    ending.since = 1.0
+    ending.begin(1.0)
     assert ending.closed
 
 
 def test_nobody_is_let_in_once_all_of_one_group_hold_the_final_model() -> None:
     ending = Ending(Membership(4, group_size=2), 2, unheard)
-    ending.agreed = {0, 1}
+    ending.formed(0.0)
+    ending.agreed(0)
+    ending.agreed(1)
     assert not ending.closed, "it has not begun"
-    ending.since = 1.0
+    ending.begin(1.0)
     assert ending.closed
-    ending.agreed.discard(1)  # it was lost
-    ending.agreed.add(3)
+    ending.lost(1)
+    ending.agreed(3)
     assert not ending.closed, "no group is whole"
-    ending.agreed.add(2)
+    ending.agreed(2)
     assert ending.closed

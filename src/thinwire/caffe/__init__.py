@@ -6,11 +6,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from thinwire.caffe.blobs import read_mean
 from thinwire.caffe.layers import Layer, layer
 from thinwire.caffe.net import CaffeNet, Outputs
 from thinwire.caffe.prototxt import Definition, parse_net, read_net
 from thinwire.caffe.solver import CaffeSolver, load_solver, parse_solver
-from thinwire.caffe.weights import fill, read_mean, read_weights, save
+from thinwire.caffe.weights import fill, read_weights, save
 from thinwire.errors import ConfigError
 
 Phase = Literal["TRAIN", "TEST"]

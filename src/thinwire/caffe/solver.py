@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from thinwire.caffe.blobs import blob_of, parsed, read_bytes
 from thinwire.caffe.net import CaffeNet
 from thinwire.caffe.prototxt import parse, read_solver
-from thinwire.caffe.weights import blob_of, parsed, read_bytes
 from thinwire.errors import ConfigError, DataError, nearest
 
 TYPES = ("SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinwire.caffe.weights import read_mean
+from thinwire.caffe.blobs import read_mean
 from thinwire.errors import ConfigError, DataError
 
 

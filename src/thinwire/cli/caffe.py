@@ -18,7 +18,7 @@ from thinwire.caffe.prototxt import parse, read_text
 from thinwire.caffe.solver import Settings
 from thinwire.caffe.sources import DatumSource
 from thinwire.caffe.training import Fed, Training, input_names, training, whole_loss
-from thinwire.cli.wiring import first_rows
+from thinwire.cli.first_rows import first_rows
 from thinwire.errors import ConfigError
 from thinwire.recipe import Recipe
 

@@ -18,7 +18,8 @@ from rich.table import Table
 from torch import nn
 
 from thinwire import recipe as recipes
-from thinwire.cli.wiring import BATCH_SIZE, first_rows, model_name
+from thinwire.cli.first_rows import first_rows
+from thinwire.cli.wiring import BATCH_SIZE, model_name
 from thinwire.errors import ConfigError
 from thinwire.models import model_by_name
 from thinwire.planning import Graph, Machine, Plan, graph_on, plan, profiled

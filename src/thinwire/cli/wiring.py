@@ -7,21 +7,16 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
+from thinwire.cli.first_rows import DIGITS
 from thinwire.cluster.base import Cluster
 from thinwire.cluster.local import Local
-from thinwire.data import open_source
-from thinwire.data.columns import dense
 from thinwire.errors import ConfigError, nearest
 from thinwire.events import Event
-from thinwire.models import imported
 from thinwire.placement import Placement
 from thinwire.recipe import Recipe
 from thinwire.run.arguments import checked
 from thinwire.run.session import Result, fit
 
-DIGITS = "digits"
 BATCH_SIZE = 64
 KEYS = {
     "inputs": "data.inputs",
@@ -130,20 +125,6 @@ def _trackers(recipe: Recipe) -> list[Callable[[Event], Any]]:
     if recipe.run.mlflow is not None:
         found.append(MLflow(recipe.run.mlflow))
     return found
-
-
-def first_rows(recipe: Recipe, names: Sequence[str] | None) -> dict[str, torch.Tensor]:
-    """The first rows of a recipe's data, as the model would get them: these columns, or all but label and weight."""
-    data = recipe.data
-    source = open_source(data.source or DIGITS)
-    batch = next(iter(source.batches())).slice(0, 2)
-    if names is None:
-        names = [name for name in source.schema.names if name not in (data.label, data.weight)]
-    values: dict[str, Any] = {name: torch.from_numpy(dense(batch.column(name)).copy()) for name in names}
-    own = None if data.transform is None else imported("data.transform", data.transform)
-    for transform in (source.transform, own):
-        values = values if transform is None else transform(values)
-    return {name: values[name] for name in names}
 
 
 def import_modules(recipe: Recipe) -> None:

@@ -1,4 +1,4 @@
-"""Who takes part in a run: workers that join, are lost, are awaited, or have left."""
+"""What follows when workers join, are lost or leave: replacements, events, and the errors that end a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _log = logging.getLogger("thinwire.coordinator")
 
 
 class Attendance:
-    """Workers beyond their seats: which are done, gone for good, or expected back."""
+    """Workers beyond their seats: which are done, which have ended, and which are replaced."""
 
     def __init__(
         self,
@@ -40,7 +40,8 @@ class Attendance:
         send: Send,
         emit: Emit,
     ) -> None:
-        self._membership, self._workforce, self._policy, self._outcome = membership, workforce, policy, outcome
+        self._membership, self._roster = membership, membership.roster
+        self._workforce, self._policy, self._outcome = workforce, policy, outcome
         self._ending, self._records, self._clock, self._send, self._emit = ending, records, clock, send, emit
         self.rows = Rows(policy.workers)
         self.finished: set[int] = set()
@@ -50,13 +51,9 @@ class Attendance:
         self._gone: set[tuple[int, int]] = set()
         """Attempts whose processes have ended, or that are to end."""
         self._parting: dict[Exit, float] = {}
-        """Ends of processes whose last words may still come, and since when."""
-        self._absent_since: dict[int, float] = {}
-        """Workers that were lost and have not come back."""
-        self.never: set[int] = set()
-        """Lost workers that nobody will replace."""
+        """Ends of processes whose last messages may still arrive, and since when."""
         self.done: set[int] = set()
-        """Workers that were lost when all rows were done, and nothing but the end was to come."""
+        """Workers that were lost after all rows were done, their own among them."""
 
     # -- coming -----------------------------------------------------------------------------------------------------
 
@@ -70,8 +67,8 @@ class Attendance:
         if (worker, join.attempt) in self._gone:
             return False  # its process ended while this was on the way
         others = self._membership.working - {worker}
-        too_late = worker in self._membership.unseen or (self._ending.closed and others)
-        if self._ending.since is not None and too_late:
+        too_late = worker in self._roster.unseen or (self._ending.closed and others)
+        if self._ending.begun and too_late:
             self._gone.add((worker, join.attempt))
             self._send(worker, join.attempt, ENDING)
             return False
@@ -79,15 +76,13 @@ class Attendance:
 
     def seated(self, worker: int, join: messages.Join, *, back: bool) -> None:
         """A worker has a seat; `back` where this attempt had one before."""
-        if self._ending.since is not None and not back:
-            self._ending.late.add(worker)
+        self._ending.joined(worker, back=back)
         self.finished.discard(worker)
         seat = self._membership.seats[worker]
         if join.rows == 0 and worker < self._policy.workers:
             _log.warning("worker %s on %s has no rows to train on; use fewer workers", worker, seat.host)
-        self.rows.heard(worker, join, self._membership.rows)
-        again = self._absent_since.pop(worker, None) is not None
-        self._records.joined(seat, self._membership.rows[worker], again=again)
+        self.rows.heard(worker, join, self._roster.rows)
+        self._records.joined(seat, self._roster.rows[worker])
 
     # -- going ------------------------------------------------------------------------------------------------------
 
@@ -96,7 +91,7 @@ class Attendance:
         now = self._clock()
         self._parting = dict.fromkeys(exits, now) | self._parting
         for gone, since in list(self._parting.items()):
-            if self._ending.since is None or now - since > FAREWELL_S:
+            if not self._ending.begun or now - since > FAREWELL_S:
                 yield from self._exited(gone)
 
     def _exited(self, gone: Exit) -> list[Decision]:
@@ -109,6 +104,7 @@ class Attendance:
         attempt = seat.attempt if seat is not None and gone.attempt == ANY_ATTEMPT else gone.attempt
         decisions = self._membership.lose(gone.worker, attempt, gone.reason, self._clock())
         if not decisions and gone.worker not in self._membership.seats:
+            self._roster.lose(gone.worker)
             return [Lost(gone.worker, gone.attempt, f"{gone.reason} before it joined")]
         return decisions
 
@@ -119,20 +115,21 @@ class Attendance:
             LostWorkersError: Too few workers are left.
         """
         if lost.worker in self.left:
+            self._roster.excuse(lost.worker)
             return
         if not self._workforce.revives:
             self._gone.add((lost.worker, lost.attempt))
         self._outcome.workers_lost += 1
-        self._absent_since[lost.worker] = self._clock()
-        if self._ending.since is not None and lost.worker in self.finished:
+        if self._ending.begun and lost.worker in self.finished:
             self.done.add(lost.worker)
         self.finished.discard(lost.worker)
-        self._ending.agreed.discard(lost.worker)
+        self._ending.lost(lost.worker)
         steps = self._records.lose(lost.worker)
         worker, attempt, reason, host = lost
         self._emit(events.WorkerLost(worker=worker, attempt=attempt, host=host, reason=reason, steps=steps))
-        if self._ending.closed or not self._workforce.replace(lost.worker, lost.attempt + 1):
-            self.never.add(lost.worker)
+        replaced = not self._ending.closed and self._workforce.replace(lost.worker, lost.attempt + 1)
+        self._roster.expect(lost.worker, self._clock(), replaced=replaced)
+        if not replaced:
             if lost.worker < self._policy.workers and lost.worker not in self.done:
                 self._outcome.unreplaced.add(lost.worker)
             alive = len(self._membership.working)
@@ -142,9 +139,7 @@ class Attendance:
     def dismiss(self, workers: set[int]) -> None:
         """The run ends without these workers."""
         for worker in workers:
-            seat = self._membership.seats.pop(worker)
-            if worker not in self.finished | self.done:
-                self._absent_since.setdefault(worker, self._clock())
+            seat = self._roster.dismiss(worker, self._clock(), done=worker in self.finished | self.done)
             self._gone.add((worker, seat.attempt))
             self._send(worker, seat.attempt, ENDING)
 
@@ -160,16 +155,8 @@ class Attendance:
             if self._clock() - started > self._policy.deadlines.start_s:
                 raise failures.nobody_came(self._policy)
         elif (not members.working or members.waits) and not (ended or self.awaited()):
-            raise failures.nobody_left(self._policy, members.present)
+            raise failures.nobody_left(self._policy, self._roster.present)
 
-    # -- missing ----------------------------------------------------------------------------------------------------
-
-    @property
-    def missed(self) -> set[int]:
-        """Lost workers that had rows; helpers have none."""
-        return {worker for worker in self._absent_since if worker < self._policy.workers}
-
-    def awaited(self) -> list[int]:
-        """Lost workers whose replacements are still on their way."""
-        now, patience_s = self._clock(), self._policy.deadlines.rejoin_s
-        return [w for w, since in self._absent_since.items() if w not in self.never and now - since < patience_s]
+    def awaited(self) -> set[int]:
+        """Lost workers whose replacements may still come."""
+        return self._roster.awaited(self._clock() - self._policy.deadlines.rejoin_s)

@@ -17,6 +17,7 @@ from thinwire.coordinator.ports import Commit, Workforce
 from thinwire.coordinator.publications import Publications
 from thinwire.coordinator.rate_limit import RateLimit
 from thinwire.coordinator.records import Records
+from thinwire.coordinator.slots import Slots
 from thinwire.coordinator.stopping import TRAIN_LOSS
 from thinwire.errors import DataError, ProtocolError
 from thinwire.protocol import messages
@@ -54,6 +55,7 @@ class Coordinator:
         self._emit_to, self._serve = emit, serve
         self.membership = Membership(policy.workers, policy.deadlines, policy.helpers, policy.group_size, observe)
         self.outcome, self.records = Outcome(), Records(self._emit)
+        self._slots = Slots(self.membership)
         self._ending = Ending(self.membership, policy.group_size, self._send)
         outward: dict[str, Any] = {"clock": time.now, "send": self._send, "emit": self._emit}
         self.publications = Publications(self.membership, policy, self.outcome, commit=commit, meta=meta, **outward)
@@ -65,8 +67,6 @@ class Coordinator:
         self._limit = RateLimit()
         self._pending_stop: str | None = None
         self._started = self._time.now()
-        self._trained_from: float | None = None
-        self._trained_to: float | None = None
 
     def run(self, on_turn: Callable[[], None] = lambda: None) -> Outcome:
         """Serves until the run has ended; raises what ended it early."""
@@ -82,7 +82,7 @@ class Coordinator:
             self._tick()
             on_turn()
         self.publications.settle(self._policy.deadlines.conclude_s)
-        for worker, attempt in self.membership.standing.items():
+        for worker, attempt in self.membership.roster.standing.items():
             self._send(worker, attempt, Leave(why="the run is over", done=True))
         return self._summed()
 
@@ -140,7 +140,7 @@ class Coordinator:
             case messages.Finished():
                 self._attendance.finished.add(worker)
             case messages.Agreed():
-                self._ending.agreed.add(worker)
+                self._ending.agreed(worker)
             case messages.Bye():
                 self._attendance.left.add(worker)
                 self._send(worker, body.attempt, Pong())  # it waits until it was heard
@@ -163,7 +163,7 @@ class Coordinator:
         if not 0 <= worker < self._policy.workers + self._policy.helpers:
             self._refuse(worker, header_of(join))
             return
-        back = self.membership.attempts.get(worker) == join.attempt
+        back = self.membership.roster.attempts.get(worker) == join.attempt
         if not self._attendance.admits(worker, join):
             return
         self._act(self.membership.join(join, worker, now))
@@ -185,7 +185,7 @@ class Coordinator:
 
     def _on_epoch(self, worker: int, epoch: messages.Epoch) -> None:
         self.outcome.train_loss = self.records.on_epoch(worker, epoch)
-        until, rows = self._policy.until, self.membership.rows
+        until, rows = self._policy.until, self.membership.roster.rows
         if until is not None and until.metric == TRAIN_LOSS:
             loss = self.records.train_loss(w for w in self.membership.working if rows.get(w))
             if loss is not None and until.reached({TRAIN_LOSS: loss}):
@@ -208,9 +208,9 @@ class Coordinator:
         raise error
 
     def _on_result(self, worker: int, result: messages.Result, payload: memoryview | None) -> None:
-        if payload is None or result.part >= self._policy.group_size:
+        if payload is None or result.part >= self._policy.group_size or not self._ending.begun:
             self._refuse(worker, header_of(result))
-        elif self._ending.chunks.take(result, payload):
+        elif self._ending.take(result, payload):
             self.outcome.results = self._ending.chunks.results
             for seat in self.membership.seats.values():
                 self._send(seat.worker, seat.attempt, messages.Done())
@@ -233,7 +233,7 @@ class Coordinator:
         if not committed:
             return
         members = self.membership
-        self._trained_from = self._trained_from or self._time.now()
+        self._ending.formed(self._time.now())
         self._emit(
             events.GenerationFormed(
                 generation=members.generation,
@@ -245,11 +245,11 @@ class Coordinator:
         self.outcome.generations += 1
         if self._pending_stop:  # a new first worker may not have heard of it
             self._ask_to_stop(self._pending_stop)
-        if self._ending.since is not None:
+        if self._ending.begun:
             self._ending.conclude()
 
     def _tick(self) -> None:
-        self.publications.judge(self._trained_from or self._started, self._attendance.rows.held)
+        self.publications.judge(self._ending.trained_from or self._started, self._attendance.rows.held)
         self.publications.settle()
         self._check_progress(over=False)
         self._attendance.dismiss(self._ending.in_vain() - self._attendance.left)
@@ -267,14 +267,15 @@ class Coordinator:
         now, members, attendance = self._time.now(), self.membership, self._attendance
         stopping = self.outcome.stopped_early or self._pending_stop is not None
         done = {worker for worker in attendance.finished if worker < self._policy.workers}
-        makes_room, missed = self._workforce.revives and not stopping, attendance.missed - attendance.never
+        makes_room = self._workforce.revives and not stopping
+        missed = members.roster.missing - members.roster.unreplaced
         if makes_room:
-            self._act(members.make_room(done, missed, now))
-        alive, more = members.working, makes_room and members.room_for(done, missed, now)
+            self._act(self._slots.make_room(done, missed, now))
+        alive, more = members.working, makes_room and self._slots.room_for(done, missed, now)
         if alive and alive <= attendance.finished and members.settled and not more and not attendance.awaited():
             self._check_progress(over=True)
-            self._trained_to = self._ending.since = now
-            attendance.dismiss(members.present - alive)
+            self._ending.begin(now)
+            attendance.dismiss(members.roster.present - alive)
             self._ending.conclude()
 
     def _check_progress(self, *, over: bool) -> None:
@@ -297,13 +298,14 @@ class Coordinator:
 
     def _summed(self) -> Outcome:
         out = self.outcome
-        self.records.sum_up(out, self.membership.total_rows)
+        roster, ending = self.membership.roster, self._ending
+        self.records.sum_up(out, roster.total_rows)
         out.best_evaluation, out.best_metrics = self.publications.best
         out.refused += int(getattr(self._hub, "refused", 0))
-        if self._trained_from is not None:
-            out.train_s = (self._trained_to or self._time.now()) - self._trained_from
-        missed = (set(self.membership.unseen) | self._attendance.missed) - self._attendance.done
-        out.lack(missed - self._attendance.never)  # those are counted already
+        if ending.trained_from is not None:
+            out.train_s = (ending.since or self._time.now()) - ending.trained_from
+        missed = set(roster.unseen) | roster.missing
+        out.lack(missed - self._attendance.done - roster.unreplaced)  # the last are counted already
         return out
 
     def _send(self, worker: int, attempt: int, body: Body) -> None:

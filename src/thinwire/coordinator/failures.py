@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from thinwire import events
-from thinwire.coordinator.membership import Lost, Seat
+from thinwire.coordinator.member import Seat
+from thinwire.coordinator.membership import Lost
 from thinwire.coordinator.outcome import Outcome, Policy
 from thinwire.errors import (
     CheckpointError,

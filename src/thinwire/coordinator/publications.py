@@ -90,8 +90,8 @@ class Publications:
         """
         members, outcome = self._membership, self._outcome
         alive = set(members.members) & set(members.seats)
-        done = {worker: int(progress.get("rows", 0)) for worker, progress in members.remembered.items()}
-        for judged in self._evaluations.ready(alive, done, members.total_rows, outcome.train_loss, held):
+        done = {worker: int(progress.get("rows", 0)) for worker, progress in members.roster.remembered.items()}
+        for judged in self._evaluations.ready(alive, done, members.roster.total_rows, outcome.train_loss, held):
             seconds = self._clock() - trained_from
             outcome.history.append(judged.row | {"seconds": round(seconds + self._before_s, 3)})
             self._emit(outcome.heed(judged.event))

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from thinwire import events
-from thinwire.coordinator.membership import Seat, Stalled
+from thinwire.coordinator.member import Seat
+from thinwire.coordinator.membership import Stalled
 from thinwire.coordinator.outcome import Outcome
 from thinwire.protocol.messages import Beat, Epoch
 
@@ -34,11 +35,11 @@ class Records:
         self._gone: dict[tuple[int, int], int] = {}
         """Bytes that attempts had sent when they were lost; one that is heard again tells of them itself."""
 
-    def joined(self, seat: Seat, rows: int, *, again: bool) -> None:
-        """Tells of a worker that has come, with so many rows; perhaps in the place of one that was lost."""
+    def joined(self, seat: Seat, rows: int) -> None:
+        """Tells of a worker that has joined with a number of rows."""
         self._emit(
             events.WorkerJoined(
-                worker=seat.worker, attempt=seat.attempt, host=seat.host, pid=seat.pid, rows=rows, again=again
+                worker=seat.worker, attempt=seat.attempt, host=seat.host, pid=seat.pid, rows=rows, again=seat.again
             )
         )
 

@@ -221,7 +221,7 @@ class Display:
     def _total(self) -> float | None:
         plan = self._job.plan
         if plan.epochs is not None:
-            return plan.epochs * self._coordinator.membership.total_rows or None
+            return plan.epochs * self._coordinator.membership.roster.total_rows or None
         if plan.steps is not None:
             return plan.steps * self._job.batch_size * self._job.workers
         return None

@@ -146,7 +146,7 @@ class Run:
 
     def _meta(self) -> dict[str, Any]:
         assert self._coordinator is not None
-        at = {str(w): _at(p) for w, p in self._coordinator.membership.remembered.items()}
+        at = {str(w): _at(p) for w, p in self._coordinator.membership.roster.remembered.items()}
         before: dict[str, Any] = {} if self._earlier is None else dict(self._earlier.manifest.meta)
         if before.get("workers") == self._job.workers:
             at = before.get("workers_at", {}) | at  # some have yet to be heard of
@@ -155,7 +155,7 @@ class Run:
             "workers": self._job.workers,
             "placement": repr(self._job.placement),
             "seed": self._seed,
-            "total_rows": self._coordinator.membership.total_rows,
+            "total_rows": self._coordinator.membership.roster.total_rows,
             "workers_at": at,
             "rows_done": sum(int(each["rows"] or 0) for each in at.values()),
             "thinwire": __version__,

@@ -10,11 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.caffe import schema
+from thinwire.caffe.blobs import MAX_ELEMENTS
 from thinwire.caffe.fillers import Filler
 from thinwire.errors import ConfigError, nearest
-
-MAX_ELEMENTS = 1 << 27
-"""Numbers in one blob of parameters: the largest known (VGG's fc6) has 103 million."""
 
 Shape = tuple[int, ...]
 REGISTRY: dict[str, type[Layer]] = {}

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire.caffe.blobs import MAX_ELEMENTS
 from thinwire.caffe.fillers import Filler
-from thinwire.caffe.layers.base import MAX_ELEMENTS, Layer, Shape, layer
+from thinwire.caffe.layers.base import Layer, Shape, layer
 from thinwire.errors import ConfigError
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from thinwire.caffe.blobs import read_mean
 from thinwire.caffe.layers.base import Layer, axis_of, enum, layer
 from thinwire.errors import ConfigError
 
@@ -89,8 +90,6 @@ class InfogainLoss(_Normalised):
         self.axis = spec.infogain_loss_param.axis
         self.matrix: Tensor | None = None
         if len(spec.bottom) < 3:
-            from thinwire.caffe.weights import read_mean
-
             if not spec.infogain_loss_param.source:
                 raise ConfigError("it needs a third bottom, or infogain_loss_param.source")
             self.matrix = read_mean(spec.infogain_loss_param.source)

@@ -77,24 +77,73 @@ class Fiber:
         self._time.leave(self)
 
 
-class VirtualTime:
-    """See `thinwire.protocol.clock.Time`. Whoever makes it is its first fiber."""
+class Agenda:
+    """The clock, and what is to happen next: acts, and fibers that go on, in the order of their moments."""
 
-    def __init__(self, takes_s: Mapping[str, float] = MappingProxyType({})) -> None:
-        self._now, self._takes_s = 0.0, takes_s
+    def __init__(self) -> None:
+        self.now = 0.0
         self._events: list[tuple[float, int, Fiber | None, Any]] = []
         self._numbers = itertools.count()
+        self._frozen: dict[object, float] = {}
+        """When the fibers of each frozen owner may go on."""
+        self._rested: dict[object, float] = {}
+
+    def at(self, moment: float, act: Callable[[], None]) -> None:
+        """Has something done at a moment, by the fiber that holds the baton then; it must not wait."""
+        heapq.heappush(self._events, (max(moment, self.now), next(self._numbers), None, act))
+
+    def go_on(self, fiber: Fiber, moment: float) -> None:
+        """Has a fiber go on at a moment, unless it has gone on before."""
+        heapq.heappush(self._events, (moment, next(self._numbers), fiber, fiber.ticket))
+
+    def freeze(self, owner: object, seconds: float) -> None:
+        """Lets no fiber of an owner go on for a time."""
+        self._frozen[owner] = max(self.now + seconds, self._frozen.get(owner, 0.0))
+        self._rested[owner] = self._rested.get(owner, 0.0) + seconds
+
+    def thaw(self, owner: object) -> None:
+        """Lets the fibers of an owner go on."""
+        self._frozen.pop(owner, None)
+
+    def rested_s(self, owner: object) -> float:
+        """Seconds for which an owner has been frozen, in all."""
+        return self._rested.get(owner, 0.0)
+
+    def __bool__(self) -> bool:
+        """Whether anything is left to happen."""
+        return bool(self._events)
+
+    def advance(self) -> Fiber | None:
+        """Moves the clock to the next event and does its act; returns the fiber whose turn it is, if it is one's."""
+        moment, _, fiber, what = heapq.heappop(self._events)
+        if fiber is None:
+            self.now = moment
+            what()
+            return None
+        if fiber.ticket != what or fiber.done:
+            return None
+        thawed = self._frozen.get(fiber.owner, 0.0)
+        if moment < thawed:
+            self.go_on(fiber, thawed)
+            return None
+        self.now = moment
+        return fiber
+
+
+class VirtualTime:
+    """See `thinwire.protocol.clock.Time`. The thread that makes it is its first fiber."""
+
+    def __init__(self, takes_s: Mapping[str, float] = MappingProxyType({})) -> None:
+        self._agenda, self._takes_s = Agenda(), takes_s
+        self.at, self.freeze = self._agenda.at, self._agenda.freeze
         self.fibers: dict[Fiber, None] = {}
         """In the order in which they began: one of addresses would not be the same each time."""
         self._main = self.current = Fiber(self, lambda: None, "driver", None)
-        self._frozen: dict[object, float] = {}
-        self._rested: dict[object, float] = {}
-        """Seconds for which owners have been frozen, in all."""
         self._interrupted = False
         self._error: BaseException | None = None
 
     def now(self) -> float:
-        return self._now
+        return self._agenda.now
 
     wall = now
 
@@ -114,24 +163,20 @@ class VirtualTime:
 
     # -- what happens -----------------------------------------------------------------------------------------------
 
-    def at(self, moment: float, act: Callable[[], None]) -> None:
-        """Has something done at a moment, by whoever holds the baton then; it must not wait."""
-        heapq.heappush(self._events, (max(moment, self._now), next(self._numbers), None, act))
-
     def sleep(self, seconds: float) -> None:
-        """Lets so much time pass for the fiber that calls."""
-        until = self._now + seconds
-        while self._now < until:
-            self.park(until - self._now)
+        """Lets time pass for the fiber that calls."""
+        until = self.now() + seconds
+        while self.now() < until:
+            self.park(until - self.now())
 
     def park(self, timeout: float | None = None) -> None:
-        """Waits for a `wake`, or so long."""
+        """Waits for a `wake`, or until the timeout."""
         me = self.current
         if me.killed:
             raise KilledError
         me.parked = True
         if timeout is not None:
-            self._push(me, self._now + timeout)
+            self._agenda.go_on(me, self.now() + timeout)
         self._pass_on(me)
         if me.killed:
             raise KilledError
@@ -139,29 +184,24 @@ class VirtualTime:
             self._look_up()
 
     def wake(self, fiber: Fiber) -> None:
-        """Lets a fiber that waits go on, after whoever runs now; nothing happens to one that does not wait."""
+        """Lets a fiber that waits go on after the one that runs now; nothing happens to a fiber that does not wait."""
         if fiber.parked:
-            self._push(fiber, self._now)
+            self._agenda.go_on(fiber, self.now())
 
     def kill(self, owner: object) -> None:
         """Ends all fibers of an owner, where they wait."""
-        self._frozen.pop(owner, None)
+        self._agenda.thaw(owner)
         for fiber in list(self.fibers):
             if fiber.owner == owner and (fiber.parked or fiber is not self.current):
                 fiber.killed = True
                 self.wake(fiber)
 
-    def freeze(self, owner: object, seconds: float) -> None:
-        """No fiber of an owner goes on before so long has passed."""
-        self._frozen[owner] = max(self._now + seconds, self._frozen.get(owner, 0.0))
-        self._rested[owner] = self._rested.get(owner, 0.0) + seconds
-
     def work(self, seconds: float) -> None:
-        """Lets so much time pass for the fiber that calls, not counting that in which it is frozen."""
-        owner, begun = self.current.owner, self._now
-        rested = self._rested.get(owner, 0.0)
-        while self._now < (until := begun + seconds + self._rested.get(owner, 0.0) - rested):
-            self.park(until - self._now)
+        """Lets time pass for the fiber that calls, not counting the time in which it is frozen."""
+        owner, begun, agenda = self.current.owner, self.now(), self._agenda
+        rested = agenda.rested_s(owner)
+        while agenda.now < (until := begun + seconds + agenda.rested_s(owner) - rested):
+            self.park(until - agenda.now)
 
     def interrupt(self) -> None:
         """Has the first fiber raise KeyboardInterrupt when its turn comes; may be called by a signal's handler."""
@@ -176,9 +216,6 @@ class VirtualTime:
                 fiber.join(60.0)
 
     # -- the baton --------------------------------------------------------------------------------------------------
-
-    def _push(self, fiber: Fiber, moment: float) -> None:
-        heapq.heappush(self._events, (moment, next(self._numbers), fiber, fiber.ticket))
 
     def leave(self, me: Fiber) -> None:
         """A fiber has ended: the baton goes on without it."""
@@ -203,28 +240,16 @@ class VirtualTime:
 
     def _due(self) -> Fiber | None:
         """Does the next thing; the fiber whose turn it is, if it is one's."""
-        if not self._events:
+        if not self._agenda:
             self._error = TimedOutError(
-                f"at {self._now:.3f} s nothing is left to happen, and {len(self.fibers)} fibers wait for ever"
+                f"at {self.now():.3f} s nothing is left to happen, and {len(self.fibers)} fibers wait for ever"
             )
             return self._main
-        moment, _, fiber, what = heapq.heappop(self._events)
-        if fiber is None:
-            self._now = moment
-            try:
-                what()
-            except BaseException as error:  # the first fiber raises it
-                self._error = error
-                return self._main
-            return None
-        if fiber.ticket != what or fiber.done:
-            return None
-        thawed = self._frozen.get(fiber.owner, 0.0)
-        if moment < thawed:
-            self._push(fiber, thawed)
-            return None
-        self._now = moment
-        return fiber
+        try:
+            return self._agenda.advance()
+        except BaseException as error:  # the first fiber raises it
+            self._error = error
+            return self._main
 
     def _look_up(self) -> None:
         if self._error is not None:

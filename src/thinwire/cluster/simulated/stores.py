@@ -6,10 +6,29 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from concurrent.futures import TimeoutError as LateError
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from thinwire.cluster.simulated.fibers import Fiber, VirtualTime
+from thinwire.protocol.clock import Beside
+
+Fiber = TypeVar("Fiber")
+
+
+class Fibers(Protocol[Fiber]):
+    """As much of virtual time as a store needs."""
+
+    @property
+    def current(self) -> Fiber:
+        """The fiber that runs now."""
+
+    def now(self) -> float: ...
+
+    def beside(self, act: Callable[[], None], name: str) -> Beside: ...
+
+    def work(self, seconds: float) -> None: ...
+
+    def park(self, timeout: float | None = None) -> None: ...
+
+    def wake(self, fiber: Fiber) -> None: ...
 
 
 class AtOnce(Executor):
@@ -24,13 +43,13 @@ class AtOnce(Executor):
         return done
 
 
-class InTurn(Executor):
-    """Does one thing after the other, each of which takes so long, on a fiber that ends with whoever gave them."""
+class InTurn(Executor, Generic[Fiber]):
+    """Does one thing after the other in `seconds` each, on a fiber that ends with the fiber that gave them."""
 
-    def __init__(self, time: VirtualTime, name: str, seconds: float) -> None:
+    def __init__(self, time: Fibers[Fiber], name: str, seconds: float) -> None:
         self._time, self._name, self._seconds = time, name, seconds
-        self._given: deque[tuple[_Awaited, Callable[[], Any]]] = deque()
-        self._fiber: Fiber | None = None
+        self._given: deque[tuple[_Awaited[Fiber], Callable[[], Any]]] = deque()
+        self._fiber: Beside | None = None
         self._closed = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -65,10 +84,10 @@ class InTurn(Executor):
                 self._time.wake(fiber)
 
 
-class _Awaited(Future[Any]):
+class _Awaited(Future[Any], Generic[Fiber]):
     """Is waited for in virtual time."""
 
-    def __init__(self, time: VirtualTime) -> None:
+    def __init__(self, time: Fibers[Fiber]) -> None:
         super().__init__()
         self._time = time
         self.waiting: list[Fiber] = []
