@@ -41,7 +41,7 @@ MACHINES = (
     Machine(
         "A generation",
         "coordinator/generation.py",
-        "Membership",
+        "Agreement",
         "The agreement of all members on who they are and which joint state they go on from. It is made anew whenever "
         "members change, while a run trains and while it ends.",
         generation.TRANSITIONS,

@@ -37,7 +37,6 @@ LARGE = {
     "exchange/member.py: Member",
     "exchange/peer.py: Peer",
     "exchange/rounds.py: Rounds",
-    "exchange/table/host.py: Host",
     "exchange/table/table.py: Table",
     "replicas/torch.py: TorchReplica",
 }

@@ -56,7 +56,7 @@ def again(members: Membership, now: float, landed: dict[int, int], attempts: dic
     found: list[Decision] = []
     for worker in list(members.seats):
         since = 1 if worker in landed else 0
-        told = answer(members.generation, attempts.get(worker, 0), landed=landed.get(worker, 0), since=since)
+        told = answer(members.agreement.generation, attempts.get(worker, 0), landed=landed.get(worker, 0), since=since)
         found = members.prepared(told, worker, now)
     return commits(found)
 
@@ -71,7 +71,7 @@ def test_the_rest_of_a_broken_group_stands_by_and_the_others_go_on() -> None:
     assert members.working == {2, 3}
     told = again(members, 3.0, {0: 7, 2: 7, 3: 7}, {})
     assert set(told) == {2, 3}
-    assert members.members == (2, 3)
+    assert members.agreement.members == (2, 3)
     assert told[2].group["n"] == 1  # they have not parted
 
 
@@ -104,12 +104,14 @@ def test_a_group_waits_where_the_only_holder_of_a_part_stands_by() -> None:
     members.lose(2, 0, "killed", 2.0)
     members.join(hello(1, 1), 1, 3.0)  # its group is whole, and its part is held by worker 3 alone
     assert again(members, 4.0, {0: 7, 3: 7}, {1: 1}) == {}
-    assert members.waits
+    assert members.agreement.waits
     members.join(hello(2, 1), 2, 5.0)
-    assert not members.waits  # already before the generation forms: the coordinator would else give the run up
+    assert (
+        not members.agreement.waits
+    )  # already before the generation forms: the coordinator would else give the run up
     told = again(members, 6.0, {0: 7, 3: 7}, {1: 1, 2: 1})
     assert [told[w].reference for w in range(4)] == [0, 3, 0, 3]
-    assert not members.waits
+    assert not members.agreement.waits
 
 
 def test_a_part_that_nobody_holds_ends_the_run() -> None:
@@ -121,7 +123,7 @@ def test_a_part_that_nobody_holds_ends_the_run() -> None:
     members.tick(4.0)
     found: list[Decision] = []
     for worker, attempt, since in ((0, 0, 1), (2, 0, 1), (1, 1, 0), (3, 1, 0)):
-        found = members.prepared(answer(members.generation, attempt, since=since), worker, 4.0)
+        found = members.prepared(answer(members.agreement.generation, attempt, since=since), worker, 4.0)
     assert any(isinstance(d, JointModelLost) for d in found)
 
 
@@ -132,7 +134,7 @@ def test_a_group_that_fell_apart_unnoticed_meets_once_more() -> None:
     told = again(members, 3.0, dict.fromkeys(range(4), 5), {})
     assert [told[w].group["n"] for w in range(4)] == [1, 1, 2, 2]
     members.come_together(3, 1, 4.0)  # of a meeting that is over
-    assert not members.changing
+    assert not members.agreement.changing
 
 
 def test_whole_groups_only() -> None:

@@ -132,7 +132,7 @@ def test_the_last_answer_commits_and_no_earlier_one() -> None:
     assert members.prepared(answer(0, 1), 2, 1.0) == []
     commits = sent(members.prepared(answer(0, 1), 1, 1.0), "commit")
     assert sorted(s.worker for s in commits) == [0, 1, 2]
-    assert members.members == (0, 1, 2)
+    assert members.agreement.members == (0, 1, 2)
     assert sorted(commits[0].body.members) == [0, 1, 2]
 
 
@@ -140,7 +140,7 @@ def test_answers_to_an_older_call_or_of_another_attempt_do_not_count() -> None:
     members = formed(2)
     members.join(hello(1), 1, 2.0)
     members.tick(3.0)
-    assert members.generation == 2
+    assert members.agreement.generation == 2
     assert members.prepared(answer(0, 1), 0, 3.0) == []
     assert members.prepared(answer(0, 2), 1, 3.0) == []
     assert members.prepared(answer(1, 2), 1, 3.0) == []
@@ -241,7 +241,7 @@ def with_two_of_four() -> Membership:
     members.tick(5.0)
     for worker in range(2):
         members.prepared(answer(0, 1), worker, 5.0)
-    assert members.formed
+    assert members.agreement.formed
     return members
 
 
@@ -438,7 +438,7 @@ def test_each_new_start_in_vain_doubles_the_wait_for_the_next_until_a_round_land
         stalls += [now for d in members.tick(now) if isinstance(d, Stalled)]
         for seat in list(members.seats.values()):
             if not members.roster.answered(seat.worker):
-                again = answer(0, members.generation, landed=landed, fresh=False)
+                again = answer(0, members.agreement.generation, landed=landed, fresh=False)
                 members.prepared(again, seat.worker, now)
     gaps = [round(b - a) for a, b in zip([2.0, *stalls], stalls, strict=False)]
     assert gaps[:2] == [20, 40]
@@ -499,7 +499,7 @@ class World:
         self.check_seats()
 
     def check_commit(self, commits: list[Send]) -> None:
-        generation = self.members.generation
+        generation = self.members.agreement.generation
         seats = {(s.worker, s.attempt) for s in self.members.seats.values()}
         assert {(s.worker, s.attempt) for s in commits} == seats
         assert all(self.answered[seat].generation == generation for seat in seats)
@@ -568,10 +568,10 @@ def test_a_run_whose_workers_stay_and_answer_comes_to_a_generation_of_all() -> N
             world.take(world.members.tick(world.now))
             for seat in list(world.members.seats.values()):
                 called = world.called.get((seat.worker, seat.attempt), 0)
-                told = answer(seat.attempt, called, fresh=not world.members.formed)
+                told = answer(seat.attempt, called, fresh=not world.members.agreement.formed)
                 world.answered[seat.worker, seat.attempt] = told
                 world.take(world.members.prepared(told, seat.worker, world.now))
-        assert world.members.members == tuple(range(world.workers)), f"with seed {seed}"
+        assert world.members.agreement.members == tuple(range(world.workers)), f"with seed {seed}"
 
 
 def test_a_helper_alone_makes_no_generation() -> None:

@@ -235,7 +235,7 @@ def test_a_joint_state_copied_before_the_generation_is_not_taken_for_the_newest(
     stage.membership.roster.workers = 4
     stage.join(3, attempt=0)
     stage.settle()
-    asked = Asked(3, stage.membership.generation)
+    asked = Asked(3, stage.membership.agreement.generation)
     assert stage.asked == [(0, asked)]
     stage.asked.clear()
     old = {"joint": stage.joints[0].tree()}
@@ -252,10 +252,10 @@ def test_a_joint_state_copied_before_the_generation_is_not_taken_for_the_newest(
     stage.coordinate()
     stage.settle()
     assert stage.membership.reference == (1 if falls_behind else 0)
-    for generation in (asked.generation, stage.membership.generation):
+    for generation in (asked.generation, stage.membership.agreement.generation):
         stage.peers[0].donate(3, old, generation)
         stage.settle()
-        assert stage.peers[3].member._needs_state
+        assert stage.peers[3].member.standing.needs_state
     stage.hold_donations = False
     stage.settle()
     assert stage.landed() == [2, 2, 2]
@@ -279,11 +279,11 @@ def test_a_joint_state_asked_for_in_an_earlier_generation_is_not_taken() -> None
     stage.kill(2)
     stage.coordinate()
     stage.settle()
-    assert stage.membership.generation > asked.generation
-    for generation, needs in ((asked.generation, True), (stage.membership.generation, False)):
+    assert stage.membership.agreement.generation > asked.generation
+    for generation, needs in ((asked.generation, True), (stage.membership.agreement.generation, False)):
         stage.peers[0].donate(3, tree, generation)
         stage.settle()
-        assert stage.peers[3].member._needs_state is needs
+        assert stage.peers[3].member.standing.needs_state is needs
 
 
 @pytest.mark.parametrize("behind", [1, 2], ids=["one waits", "all wait"])
@@ -400,7 +400,7 @@ def test_a_mean_of_a_publication_that_came_with_the_joint_state_does_not_wait_fo
     stage.membership.roster.workers = 3
     stage.join(2, attempt=0)
     stage.settle()
-    assert stage.asked == [(0, Asked(2, stage.membership.generation))]
+    assert stage.asked == [(0, Asked(2, stage.membership.agreement.generation))]
     stage.published = 1
     stage.peers[0].average("buffers:1", torch.ones(5), 1.0, {})
     stage.donate()
@@ -481,7 +481,7 @@ def test_a_round_whose_message_a_broken_connection_lost_is_launched_again() -> N
     stage.now += stage.membership.deadlines.stall_s
     stage.beat()
     stage.settle()
-    assert stage.membership.generation == 2
+    assert stage.membership.agreement.generation == 2
     assert stage.landed() == [1, 1, 1]
     stage.assert_same()
     assert all(stage.heard_of(worker) == {0} for worker in range(3))

@@ -137,7 +137,7 @@ def test_a_worker_that_joins_or_goes_in_peace_costs_no_update(tables: Any, seed:
     stage = tables(seed)
     for _ in range(4):
         stage.shake(150)
-        stage.membership.change(stage.now)
+        stage.membership.agreement.change(stage.now)
         stage.shake(20)
     stage.settle()
     found = stage.assert_sound()

@@ -151,10 +151,10 @@ class Attendance:
             LostWorkersError: Nobody is left.
         """
         members, ended = self._membership, bool(self.left or self._outcome.results)
-        if not members.working and not members.formed:
+        if not members.working and not members.agreement.formed:
             if self._clock() - started > self._policy.deadlines.start_s:
                 raise failures.nobody_came(self._policy)
-        elif (not members.working or members.waits) and not (ended or self.awaited()):
+        elif (not members.working or members.agreement.waits) and not (ended or self.awaited()):
             raise failures.nobody_left(self._policy, self._roster.present)
 
     def awaited(self) -> set[int]:

@@ -72,7 +72,7 @@ class Coordinator:
         """Serves until the run has ended; raises what ended it early."""
         while not self._ending.over(self._attendance.left):
             ended = self._workforce.exits()  # before its last words are read, not after
-            for message in self._hub.receive(0.02 if self.membership.changing else TURN_S):
+            for message in self._hub.receive(0.02 if self.membership.agreement.changing else TURN_S):
                 self._handle(message)
             for worker, attempt in self._hub.broken():
                 if worker not in self._attendance.left:
@@ -236,8 +236,8 @@ class Coordinator:
         self._ending.formed(self._time.now())
         self._emit(
             events.GenerationFormed(
-                generation=members.generation,
-                members=members.members,
+                generation=members.agreement.generation,
+                members=members.agreement.members,
                 reference=members.reference,
                 landed=members.landed,
             )
@@ -272,7 +272,13 @@ class Coordinator:
         if makes_room:
             self._act(self._slots.make_room(done, missed, now))
         alive, more = members.working, makes_room and self._slots.room_for(done, missed, now)
-        if alive and alive <= attendance.finished and members.settled and not more and not attendance.awaited():
+        if (
+            alive
+            and alive <= attendance.finished
+            and members.agreement.settled
+            and not more
+            and not attendance.awaited()
+        ):
             self._check_progress(over=True)
             self._ending.begin(now)
             attendance.dismiss(members.roster.present - alive)
@@ -291,8 +297,8 @@ class Coordinator:
         self.outcome.stopped_early |= early
         self._pending_stop = reason
         self.outcome.reason = self.outcome.reason or reason
-        if self.membership.members:
-            first = self.membership.seats.get(self.membership.members[0])
+        if self.membership.agreement.members:
+            first = self.membership.seats.get(self.membership.agreement.members[0])
             if first is not None:
                 self._send(first.worker, first.attempt, messages.Stop(why=reason, save=True))
 

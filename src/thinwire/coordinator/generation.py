@@ -1,4 +1,4 @@
-"""How workers come to agree on a generation, as a table. `Membership` is the only owner of the state."""
+"""How workers come to agree on a generation, as a state machine. `Agreement` is the only owner of the state."""
 
 from __future__ import annotations
 
@@ -40,3 +40,69 @@ TRANSITIONS = Transitions(
         Row((S.CALLING,), E.COMMIT, S.RUNNING),
     ],
 )
+
+
+class Agreement:
+    """The newest generation, its members, and how far the agreement on it has come."""
+
+    def __init__(self) -> None:
+        self._state = TRANSITIONS.initial
+        self._changed_at = 0.0
+        self.generation = 0
+        self.members: tuple[int, ...] = ()
+        """The members of the newest generation that has formed; none before the first."""
+
+    def _move(self, cause: GenerationEvent) -> None:
+        self._state = TRANSITIONS.after(self._state, cause)
+
+    def change(self, now: float) -> None:
+        """Something has changed: the members are to agree on a new generation."""
+        self._move(GenerationEvent.CHANGE)
+        self._changed_at = now
+
+    def call(self) -> None:
+        """All workers are called to a new generation."""
+        self._move(GenerationEvent.CALL)
+        self.generation += 1
+
+    def desert(self) -> None:
+        """No worker has a seat."""
+        self._move(GenerationEvent.DESERT)
+
+    def stand_by(self) -> None:
+        """All have answered, and each worker that holds a part of the joint model is in a group that is not whole."""
+        self._move(GenerationEvent.STAND_BY)
+
+    def commit(self, members: tuple[int, ...]) -> None:
+        """These workers are the members of the generation that was called."""
+        self._move(GenerationEvent.COMMIT)
+        self.members = members
+
+    def is_due(self, now: float, settle_s: float) -> bool:
+        """Whether a generation is to be called: something has changed, and nothing more for a while."""
+        return self._state is GenerationState.CHANGED and now - self._changed_at >= settle_s
+
+    @property
+    def called(self) -> bool:
+        """Whether answers to a call are awaited."""
+        return self._state is GenerationState.CALLING
+
+    @property
+    def formed(self) -> bool:
+        """Whether any generation has formed."""
+        return bool(self.members)
+
+    @property
+    def waits(self) -> bool:
+        """Whether no generation can form, because a part of the joint model is only in groups that are not whole."""
+        return self._state is GenerationState.WAITING
+
+    @property
+    def changing(self) -> bool:
+        """Whether a further generation is about to be called."""
+        return self._state is GenerationState.CHANGED and self.formed
+
+    @property
+    def settled(self) -> bool:
+        """Whether a generation has formed, and none is about to."""
+        return self.formed and self._state not in (GenerationState.CHANGED, GenerationState.CALLING)

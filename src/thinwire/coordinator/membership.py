@@ -1,8 +1,8 @@
 """Who is in the run: seats, generations and deadlines, as a machine with no sockets and no clock of its own.
 
 A generation is one agreed membership. It is formed in two phases, prepare and commit, because workers must agree on how
-far the joint model has come before they go on with other members: see `thinwire.exchange.member`. The states are in two
-tables: those of a generation in `generation.py`, those of one worker in `member.py`.
+far the joint model has come before they go on with other members: see `thinwire.exchange.member`. The states are those
+of two machines: of a generation in `generation.py`, of one worker in `member.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from thinwire.coordinator.generation import TRANSITIONS, GenerationEvent, GenerationState
+from thinwire.coordinator.generation import Agreement
 from thinwire.coordinator.groups import Groups
 from thinwire.coordinator.member import Roster, Seat
 from thinwire.protocol.deadlines import Deadlines
@@ -88,7 +88,7 @@ class StallWatch:
 
 
 class Membership:
-    """The agreement on generations. Every method takes the time; what is to be done comes out as decisions."""
+    """Which workers are in, and what each is told. Methods take the time; what is to be done comes out as decisions."""
 
     def __init__(
         self,
@@ -104,48 +104,14 @@ class Membership:
         self.seats = self.roster.seats
         self.groups = Groups(workers, group_size)
         self.deadlines = deadlines or Deadlines()
-        self._state = TRANSITIONS.initial
-        self.generation = 0
-        self.members: tuple[int, ...] = ()
+        self.agreement = Agreement()
         self.reference = -1
         self.landed = 0
         self._first_join: float | None = None
         self._last_join = 0.0
         self.last_move = 0.0
         """When a worker last joined or was lost."""
-        self._changed_at = 0.0
         self._stalls = StallWatch(self.deadlines.stall_s)
-
-    # -- state ------------------------------------------------------------------------------------------------------
-
-    def _move(self, cause: GenerationEvent) -> None:
-        self._state = TRANSITIONS.after(self._state, cause)
-
-    def change(self, now: float) -> None:
-        """Something has changed: the members are to agree on a new generation."""
-        self._move(GenerationEvent.CHANGE)
-        self._changed_at = now
-
-    @property
-    def formed(self) -> bool:
-        """Whether any generation has formed."""
-        return bool(self.members)
-
-    @property
-    def waits(self) -> bool:
-        """Whether no generation can form, because a part of the joint model is only in groups that are not whole."""
-        return self._state is GenerationState.WAITING
-
-    @property
-    def changing(self) -> bool:
-        """Whether a further generation is about to be called."""
-        return self._state is GenerationState.CHANGED and self.formed
-
-    @property
-    def settled(self) -> bool:
-        """Whether all workers of whole groups are of one generation, and none is about to form."""
-        forming = self._state in (GenerationState.CHANGED, GenerationState.CALLING)
-        return self.formed and not forming
 
     @property
     def working(self) -> set[int]:
@@ -173,7 +139,7 @@ class Membership:
         if worker < roster.workers:
             self._first_join = now if self._first_join is None else self._first_join
             self._last_join = self.last_move = now
-        self.change(now)
+        self.agreement.change(now)
         return found
 
     def answer(self, worker: int, attempt: int, *, revives: bool) -> Rejoin | Leave:
@@ -195,7 +161,7 @@ class Membership:
         others = [s for s in self.seats.values() if s is not seat and s.worker < self.roster.workers]
         heard_since = now - self.deadlines.silence_s / 2
         others = [s for s in others if self.groups.lane_of(s.worker) == lane and s.last_seen >= heard_since]
-        return not self.formed or seat.blank or any(not s.blank for s in others)
+        return not self.agreement.formed or seat.blank or any(not s.blank for s in others)
 
     def lose(self, worker: int, attempt: int, reason: str, now: float) -> list[Decision]:
         """Gives a seat up."""
@@ -214,7 +180,7 @@ class Membership:
     def _vacated(self, seat: Seat, now: float) -> list[Seat]:
         """A seat was given up; returns the seats of the other members of its group."""
         self._observe(SeatLost(seat.worker))
-        self.change(now)
+        self.agreement.change(now)
         self.last_move = now
         self.groups.break_up(seat.worker)
         return [self.seats[w] for w in self.groups.fellows(seat.worker) if w in self.seats]
@@ -222,7 +188,7 @@ class Membership:
     def come_together(self, worker: int, meeting: int, now: float) -> None:
         """A group in its `meeting`-th meeting has fallen apart, though all may be here: it has to meet again."""
         if self.groups.break_up(worker, meeting):
-            self.change(now)
+            self.agreement.change(now)
 
     # -- signs of life ----------------------------------------------------------------------------------------------
 
@@ -249,12 +215,12 @@ class Membership:
     def tick(self, now: float) -> list[Decision]:
         """What follows from the passing of time: silent workers are lost, and a generation is called."""
         found = self._lose_silent(now)
-        if self._state in (GenerationState.WAITING, GenerationState.RUNNING):
+        if self.agreement.settled:
             stalled = self._stalls.look(self.seats.values(), now)
             if stalled is not None:
-                self.change(now)
+                self.agreement.change(now)
                 found.append(stalled)
-        if self._state is GenerationState.CHANGED and now - self._changed_at >= self.deadlines.settle_s:
+        if self.agreement.is_due(now, self.deadlines.settle_s):
             found += self._call(now)
         return found
 
@@ -278,29 +244,28 @@ class Membership:
         """Calls all workers to a generation, once a whole group is here."""
         if not self.working:  # a helper alone waits, with what it holds, and so does a group that is not whole
             if not self.seats:
-                self._move(GenerationEvent.DESERT)
+                self.agreement.desert()
             return []
-        if not self.formed and len(self.seats) < self.roster.workers + self.roster.helpers:
+        if not self.agreement.formed and len(self.seats) < self.roster.workers + self.roster.helpers:
             assert self._first_join is not None
             wait = self.deadlines
             if now - self._first_join < wait.start_s and now - self._last_join < wait.gather_s:
                 return []
-        self._move(GenerationEvent.CALL)
-        self.generation += 1
+        self.agreement.call()
         self.roster.call(now)
-        return [Send(s.worker, s.attempt, Prepare(generation=self.generation)) for s in self.seats.values()]
+        return [Send(s.worker, s.attempt, Prepare(generation=self.agreement.generation)) for s in self.seats.values()]
 
     def prepared(self, answer: Prepared, worker: int, now: float) -> list[Decision]:
         """Notes an answer to a call; the last answer commits the generation."""
         seat = self.seats.get(worker)
-        if seat is None or seat.attempt != answer.attempt or answer.generation != self.generation:
+        if seat is None or seat.attempt != answer.attempt or answer.generation != self.agreement.generation:
             return []
         seat.last_seen, seat.suspect_since = now, None
         seat.landed, seat.digest = answer.landed, answer.digest
         seat.fresh, seat.since, seat.table = answer.fresh, answer.since, answer.table or {}
         self.roster.answer(worker)
         all_answered = all(self.roster.answered(other) for other in self.seats)
-        return self._agree() if self._state is GenerationState.CALLING and all_answered else []
+        return self._agree() if self.agreement.called and all_answered else []
 
     def _agree(self) -> list[Decision]:
         """All have answered: each lane begins the generation, unless the joint model is lost or cannot be reached."""
@@ -309,16 +274,16 @@ class Membership:
         for seat in here:
             lanes.setdefault(self.groups.lane_of(seat.worker), []).append(seat)
         bare = [number for number, lane in lanes.items() if not any(s.since for s in lane)]
-        if self.formed and bare:
+        if self.agreement.formed and bare:
             held = {self.groups.lane_of(s.worker) for s in self.seats.values() if s.since}
             if held.issuperset(bare):  # the holder stands by until its own group is whole
-                self._move(GenerationEvent.STAND_BY)
+                self.agreement.stand_by()
                 return []
             return [JointModelLost(tuple(sorted(self.seats)))]  # to go on would undo the run
-        self._move(GenerationEvent.COMMIT)
-        self.members = tuple(sorted(s.worker for s in here))
-        self.roster.commit(self.members)
-        self.groups.form(self.members)
+        members = tuple(sorted(s.worker for s in here))
+        self.agreement.commit(members)
+        self.roster.commit(members)
+        self.groups.form(members)
         found: list[Decision] = []
         for number in sorted(lanes, reverse=True):
             found += self._commit(lanes[number])
@@ -328,7 +293,7 @@ class Membership:
         """The workers that hold the same part of the joint model, without groups all workers, begin a generation."""
         reference = newest(lane)
         self.reference, self.landed = reference.worker, reference.landed
-        commit = commit_of(lane, reference, self.generation, self.roster)
+        commit = commit_of(lane, reference, self.agreement.generation, self.roster)
         meets = {worker: seat.meets for worker, seat in self.seats.items()}
         return [Send(s.worker, s.attempt, replace(commit, group=self.groups.told(s.worker, meets))) for s in lane]
 

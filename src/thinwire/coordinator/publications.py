@@ -89,7 +89,7 @@ class Publications:
             held: validation rows of all workers together.
         """
         members, outcome = self._membership, self._outcome
-        alive = set(members.members) & set(members.seats)
+        alive = set(members.agreement.members) & set(members.seats)
         done = {worker: int(progress.get("rows", 0)) for worker, progress in members.roster.remembered.items()}
         for judged in self._evaluations.ready(alive, done, members.roster.total_rows, outcome.train_loss, held):
             seconds = self._clock() - trained_from
@@ -103,7 +103,7 @@ class Publications:
 
     def settle(self, patience_s: float = 0.0) -> None:
         """Has checkpoints that are whole committed, and hears what became of earlier ones; waits for them so long."""
-        needed = set(self._membership.members) & set(self._membership.seats)
+        needed = set(self._membership.agreement.members) & set(self._membership.seats)
         for _ in range(2 if patience_s else 1):  # who waits also sees to what became whole behind the others
             self._commits.begin(needed, self._kept)
             for event in self._commits.ended(patience_s):

@@ -17,7 +17,12 @@ class Slots:
         """Retires a worker that is done, where a worker that never came, or was lost, may be waiting for its slot."""
         members, unseen = self._membership, self._roster.unseen
         wait_s = self._deadlines.gather_s * (1 if unseen else 3)  # a lost worker's successor may be on its way
-        waiting = bool(unseen or lost) and members.formed and not members.changing and members.groups.size == 1
+        waiting = (
+            bool(unseen or lost)
+            and members.agreement.formed
+            and not members.agreement.changing
+            and members.groups.size == 1
+        )
         if not waiting or now - members.last_move < wait_s:
             return []
         done = [s for s in members.seats.values() if s.worker in finished and members.can_spare(s, now)]

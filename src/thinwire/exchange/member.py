@@ -23,20 +23,21 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import DivergedError, ProtocolError, ThinwireError
+from thinwire.exchange.carrier import AMONG_MEMBERS, Carrier, Ends
 from thinwire.exchange.identity import Identity, TreeCodec
 from thinwire.exchange.joint import JointState
 from thinwire.exchange.means import Means
 from thinwire.exchange.residuals import Residuals
-from thinwire.exchange.rounds import Completed, Launch, Rounds
+from thinwire.exchange.rounds import Completed, Launch
 from thinwire.exchange.signals import Asked, Averaged, Broken, Caught, CutOffError, Formed, Told
 from thinwire.exchange.snapshot import Snapshot
 from thinwire.exchange.state_transfer import StateTransfer
+from thinwire.exchange.station import Standing, Station
 from thinwire.parameters import Fragment
 from thinwire.protocol.clock import REAL, Time
 from thinwire.protocol.forms import Body, header_of
 from thinwire.protocol.identifiers import number
 from thinwire.protocol.messages import (
-    AMONG_WORKERS,
     COORDINATOR,
     TO_WORKER,
     Beat,
@@ -44,14 +45,11 @@ from thinwire.protocol.messages import (
     Happened,
     Join,
     Message,
-    Open,
-    Part,
     Pong,
     Prepare,
     Prepared,
     Rejoin,
     State,
-    Sum,
     Want,
 )
 from thinwire.protocol.observation import Synchronised
@@ -71,8 +69,6 @@ class Member(ABC):
     """The machine. `command`, `claim` and `next_round` are safe on any thread; the rest belongs to one."""
 
     tuples: Sequence[Fragment] = ()
-    of_rounds: tuple[Any, ...] = (Open, Part, Sum)
-    """Messages of rounds."""
 
     def __init__(
         self,
@@ -82,6 +78,7 @@ class Member(ABC):
         *,
         codec_name: str,
         trees: TreeCodec,
+        carrier: Carrier = AMONG_MEMBERS,
         fresh: bool = True,
         silence_s: float = 30.0,
         stop_on_nonfinite: bool = False,
@@ -93,18 +90,18 @@ class Member(ABC):
         strategy = joint.strategy
         self._resend = strategy.settles and strategy.quorum < 1.0
         self.residuals = Residuals(joint.size, resend=self._resend)
-        self._rounds = self._make_rounds()
+        self._carrier = carrier
+        self._rounds = carrier.rounds(self._ends())
         self.signals = time.queue()
         """What the main thread is to hear, in order."""
         self._commands: deque[Callable[[], None]] = deque()
         self._means = Means()
         self.donation = StateTransfer(self._tell, time.now)
         self._wants: list[tuple[int, int]] = []
-        self._agreed = (-1, 0)
-        """This generation's reference, and the rounds that it had landed."""
         self._held: deque[Launch] = deque()
-        self._fresh, self._needs_state, self._frozen = fresh, False, True
-        self._since = 0  # the newest generation it shared in
+        """Rounds launched while a generation forms."""
+        self.standing = Standing(fresh=fresh)
+        self.station = self._station()
         self.follows_until: float = 0
         """Rounds before this are others': it serves them and contributes nothing. All, when its own rows are done."""
         self.in_step = False
@@ -118,11 +115,34 @@ class Member(ABC):
         self._last_beat = self._heard = self._joined_at = self.time.now()
         self.bytes_sent = self.bytes_received = self.aside_bytes = self._caught_published = 0
 
-    def _make_rounds(self) -> Rounds:
-        strategy, longest = self._joint.strategy, self._joint.size + (1 << 24)  # means of buffers may be longer
-        settings: dict[str, Any] = {"quorum": strategy.quorum, "grace_s": strategy.grace_s, "longest": longest}
-        settings |= {"clock": self.time.now, "tell": self.tell_not_finite}
-        return Rounds(self._identity.worker, self._send, self.residuals.lane, **settings)
+    def _ends(self) -> Ends:
+        """What rounds are given of this worker."""
+        return Ends(
+            worker=self._identity.worker,
+            joint=self._joint,
+            link=self._link,
+            send=self._send,
+            lane=self.residuals.lane,
+            clock=self.time.now,
+            tell_not_finite=self.tell_not_finite,
+        )
+
+    def _station(self) -> Station:
+        """What parts of the exchange are given of this worker."""
+        return Station(
+            identity=self._identity,
+            joint=self._joint,
+            trees=self._trees,
+            time=self.time,
+            rounds=self._rounds,
+            signals=self.signals,
+            standing=self.standing,
+            tell=self._tell,
+            command=self.command,
+            obey=self.obey,
+            wake=self._link.wake,
+            tell_not_finite=self.tell_not_finite,
+        )
 
     def tell_not_finite(self, worker: int, round: str, what: str, values: int) -> None:
         """Puts into the run's log that what a worker gave is not finite; the first times, for one may go on and on."""
@@ -228,7 +248,7 @@ class Member(ABC):
 
     def estrange(self) -> None:
         """What the main thread has is no longer what the joint state says: it has to be given it anew."""
-        self._fresh = True
+        self.standing.fresh = True
 
     # -- for any thread ---------------------------------------------------------------------------------------------
 
@@ -248,7 +268,7 @@ class Member(ABC):
     def _rejoin(self) -> None:
         """Its place was given up while it could not be heard, and nobody else has taken it."""
         if self.time.now() - self._joined_at > REJOIN_S:
-            self._joined_at, self._frozen = self.time.now(), True
+            self._joined_at, self.standing.frozen = self.time.now(), True
             self.join()
 
     def finish(self) -> None:
@@ -279,9 +299,9 @@ class Member(ABC):
                     self._refuse(message.sender, error)
         self.obey()
         now = self.time.now()
-        if not self._frozen:
+        if not self.standing.frozen:
             self._work()
-            if self._needs_state:
+            if self.standing.needs_state:
                 self.donation.tick()
         if now - self._last_beat >= BEAT_S:
             self.beat()
@@ -324,15 +344,15 @@ class Member(ABC):
 
     def _from_coordinator(self, body: Body) -> None:
         if isinstance(body, Prepare):
-            if not self._frozen:  # what is complete counts as landed: nobody will launch it again
+            if not self.standing.frozen:  # what is complete counts as landed: nobody will launch it again
                 self._pause()
-            self._frozen = True
+            self.standing.frozen = True
             answer = Prepared(
                 attempt=self._identity.attempt,
                 generation=body.generation,
                 landed=self._joint.landed,
-                fresh=self._fresh or self._needs_state,
-                since=self._since,
+                fresh=self.standing.fresh or self.standing.needs_state,
+                since=self.standing.since,
                 digest=self.digest,
                 table=self._answer_of_table(),
             )
@@ -349,22 +369,22 @@ class Member(ABC):
         mine = commit.members[me]
         attempts = {worker: int(entry["attempt"]) for worker, entry in commit.members.items()}
         self._link.connect({worker: entry["address"] for worker, entry in commit.members.items() if worker != me})
-        reference, landed = self._agreed = commit.reference, commit.landed
+        reference, landed = self.standing.reference, self.standing.landed = commit.reference, commit.landed
         earlier = self._rounds.members  # none yet in a run that goes on from a checkpoint
         given_up = self._rounds.configure(commit.generation, attempts, self._over(landed))
         self.residuals.share(earlier, stale="position" in mine)  # after the sums of rounds given up are undone
-        same = self._since == commit.since and self._holds(commit)
-        self._needs_state = me != reference and not same
-        self._since = self._since if self._needs_state else commit.generation
-        self._fresh = self._frozen = False
-        if self._needs_state:
+        standing, same = self.standing, self.standing.since == commit.since and self._holds(commit)
+        standing.needs_state = me != reference and not same
+        standing.since = standing.since if standing.needs_state else commit.generation
+        standing.fresh = standing.frozen = False
+        if self.standing.needs_state:
             self.donation.want(reference)
         self.signals.put(
             Formed(
                 generation=commit.generation,
                 members=self._rounds.members,
                 lead=me == self._rounds.members[0],
-                needs_state=self._needs_state,
+                needs_state=self.standing.needs_state,
                 restart=self._restarts(commit),
                 position=tuple(mine["position"]) if mine.get("position") else None,
                 steps=int(mine.get("steps", 0)),
@@ -376,7 +396,7 @@ class Member(ABC):
         )
         self._go_on(commit, given_up)
         self._answer_wants()
-        if not self._needs_state:
+        if not self.standing.needs_state:
             self._synchronised()
 
     def _synchronised(self) -> None:
@@ -390,31 +410,28 @@ class Member(ABC):
 
     # -- peers ------------------------------------------------------------------------------------------------------
 
-    def _decode(self, message: Message) -> Any:
-        return AMONG_WORKERS.decode(message.header)
-
     def _from_peer(self, message: Message) -> None:
-        body, sender = self._decode(message), message.sender
+        body, sender = self._carrier.decode(message), message.sender
         if isinstance(body, Want):
             self._wants = [*self._wants[-MOST_WANTS:], (body.generation, sender)]
             self._answer_wants()
         elif isinstance(body, State):
-            if not self._frozen and body.generation == self._rounds.generation:
+            if not self.standing.frozen and body.generation == self._rounds.generation:
                 self._take_state(sender, body, message.payload)
-        elif not isinstance(body, self.of_rounds):
+        elif not isinstance(body, self._carrier.kinds):
             self._receive(sender, body, message.payload)
-        elif not (self._frozen and body.generation == self._rounds.generation):
+        elif not (self.standing.frozen and body.generation == self._rounds.generation):
             self._rounds.receive(sender, body, message.payload)
 
     def _answer_wants(self) -> None:
         """Passes requests on to the main thread; one from a generation not heard of yet waits for its commit."""
-        now = [peer for g, peer in self._wants if g == self._rounds.generation and not self._frozen]
+        now = [peer for g, peer in self._wants if g == self._rounds.generation and not self.standing.frozen]
         self._wants = [(g, peer) for g, peer in self._wants if g >= self._rounds.generation and peer not in now]
         for peer in now:
             self._asked(peer)
 
     def _take_state(self, sender: int, state: State, payload: memoryview | None) -> None:
-        if not self._needs_state or payload is None:
+        if not self.standing.needs_state or payload is None:
             return
         data = self.donation.take(sender, state, payload)
         if data is None:
@@ -422,11 +439,11 @@ class Member(ABC):
         tree = self._trees.decode(data)
         if not isinstance(tree, dict) or not isinstance(tree.get("joint"), dict) or not self.fits(tree):
             raise ProtocolError(f"worker {sender} sent a joint state that is not one")
-        if int(tree["joint"]["landed"]) < self._agreed[1]:
+        if int(tree["joint"]["landed"]) < self.standing.landed:
             return  # copied before this generation: rounds between are nobody's to launch again, a newer one comes
         old = None if self._joint.model is None else self._joint.model.clone()
         self._load(tree)
-        self._needs_state, self._since = False, self._rounds.generation
+        self.standing.needs_state, self.standing.since = False, self._rounds.generation
         self._caught_published = int(tree.get("published", 0))
         self._loaded()
         self.signals.put(Caught(tree, old))
@@ -437,7 +454,7 @@ class Member(ABC):
 
     def launch(self, launch: Launch) -> None:
         """Starts a round, or keeps it until the generation under way has formed."""
-        if self._frozen:
+        if self.standing.frozen:
             self._held.append(launch)
         else:
             self._start_round(launch)
@@ -454,7 +471,7 @@ class Member(ABC):
     def _passes_over(self, key: str) -> bool:
         publication = number(key, "buffers")  # the main thread has no part in those before it caught up
         over = publication is not None and publication <= self._caught_published
-        return self._needs_state or key in self._means or over
+        return self.standing.needs_state or key in self._means or over
 
     def _note(self) -> dict[str, Any]:
         return dict(self.progress.get("note", {}))

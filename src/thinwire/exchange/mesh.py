@@ -86,7 +86,7 @@ class Mesh(Member):
         return lambda key: before(key, landed)
 
     def _holds(self, commit: Commit) -> bool:
-        if self._fresh or self._needs_state:
+        if self.standing.fresh or self.standing.needs_state:
             return commit.landed == 0 and commit.digest == self.digest
         return self._joint.landed == commit.landed
 
@@ -101,7 +101,7 @@ class Mesh(Member):
         with self._numbering:
             self._next_round = max(self._next_round, landed)
             known = {train_number(launch.key) for launch in again} | self._claimed
-            gone = [] if self._needs_state else [r for r in range(landed, self._next_round) if r not in known]
+            gone = [] if self.standing.needs_state else [r for r in range(landed, self._next_round) if r not in known]
         for round in gone:  # dropped for a joint state that had them, and was lost with its holder: land without it
             again.append(self._without(round))
         for launch in sorted(again, key=lambda launch: train_number(launch.key) or 0):
@@ -136,13 +136,13 @@ class Mesh(Member):
                 follow = self._passes_over(key)
             else:
                 behind = self._resend and round != trains[-1]  # a quorum went on without this worker
-                lacks = self._needs_state and not self.in_step
+                lacks = self.standing.needs_state and not self.in_step
                 follow = lacks or round < self.follows_until or behind
             if not follow:
                 continue
             with self._numbering:
                 if round is not None:
-                    if self.follows_until <= round < self._next_round and not self._needs_state:
+                    if self.follows_until <= round < self._next_round and not self.standing.needs_state:
                         continue  # claimed by the main thread: its snapshot is on the way
                     self._next_round = max(self._next_round, round + 1)
             self._rounds.launch(self._means.aside(key, fragment, name, self._note()))
@@ -169,7 +169,7 @@ class Mesh(Member):
             self._spares.give(values)
 
     def _land_ready(self) -> None:
-        while not self._needs_state and self._joint.landed in self._ready:
+        while not self.standing.needs_state and self._joint.landed in self._ready:
             round = self._joint.landed
             done, own = self._ready[round], round in self._contributed
             snapshot = None if own else self._joint.old_model(done.fragment)

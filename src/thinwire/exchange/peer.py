@@ -18,6 +18,7 @@ from thinwire.exchange.identity import Identity, TreeCodec
 from thinwire.exchange.joint import JointState
 from thinwire.exchange.member import BEAT_S, Member
 from thinwire.exchange.mesh import Mesh
+from thinwire.exchange.ports import Exchange
 from thinwire.exchange.rounds import Launch
 from thinwire.exchange.signals import Broken, Signal
 from thinwire.exchange.snapshot import Snapshot
@@ -32,8 +33,8 @@ LINGER_S = 120.0
 """As long as a step may take."""
 
 
-class Peer:
-    """The exchange port of one worker; every public method is for the main thread.
+class Peer(Exchange):
+    """One worker's exchange, for its stepping thread: see `thinwire.exchange.ports`.
 
     `kind` says how training's traffic moves; the other settings are those of `thinwire.exchange.member.Member`.
     """

@@ -211,7 +211,7 @@ class Display:
         rows = sum(int(s.get("rows", 0)) for s in states)
         losses = [float(s["loss"]) for s in states if s.get("loss") is not None]
         loss = f"loss {sum(losses) / len(losses):.4f}" if losses else ""
-        members = len(self._coordinator.membership.members)
+        members = len(self._coordinator.membership.agreement.members)
         number = "1 worker" if members == 1 else f"{members} workers"
         phase = f"training on {number}" if rows else "reading rows, starting workers"
         if rows and self._before is None:

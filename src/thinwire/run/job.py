@@ -22,10 +22,9 @@ from thinwire.data import Batch, Loader, Position, Sampler, Shard, ShardFiles
 from thinwire.data.feeds import Feed
 from thinwire.errors import CheckpointError, ConfigError, ThinwireError, TimedOutError
 from thinwire.exchange.joint import JointState
-from thinwire.exchange.mesh import Mesh
 from thinwire.exchange.peer import Identity, Peer, TreeCodec
 from thinwire.exchange.signals import CutOffError, LeftError
-from thinwire.exchange.spark.rounds import SparkMesh
+from thinwire.exchange.spark.rounds import THROUGH_SPARK
 from thinwire.exchange.table.table import Table
 from thinwire.placement import Crew, GroupReplica, Placement, Whole, between_processes, part_of
 from thinwire.protocol.clock import REAL, Time
@@ -225,7 +224,7 @@ def _build(
     replicas = job.workers // job.placement.group_size
     strategy = job.strategy.with_optimizer(spec.optimizer).laid_out(replica.parameters, replica.optimizer_by)
     joint = JointState(strategy, replica.vector.detach().cpu(), replicas, job.observe)
-    settings: dict[str, Any] = {"kind": SparkMesh if job.exchange == "spark" else Mesh}
+    settings: dict[str, Any] = {"carrier": THROUGH_SPARK} if job.exchange == "spark" else {}
     if job.exchange == "table":
         settings = {"kind": Table, "workers": replicas}
         if strategy.subject == "gradients":

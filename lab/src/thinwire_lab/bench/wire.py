@@ -24,7 +24,7 @@ from thinwire.exchange.peer import Identity, Peer, TreeCodec
 from thinwire.exchange.signals import Formed, Landed
 from thinwire.exchange.spark.link import SparkWire
 from thinwire.exchange.spark.post import SparkHub
-from thinwire.exchange.spark.rounds import SparkMesh
+from thinwire.exchange.spark.rounds import THROUGH_SPARK
 from thinwire.protocol.deadlines import Deadlines
 from thinwire.protocol.handshake import hello
 from thinwire.protocol.messages import Bye
@@ -122,7 +122,7 @@ def _agent(run: SparkWire, size: int, exchanges: int, codec: str, batches: Itera
     seat = Identity(worker, attempt, hello() | {"rows": 1})
     trees = TreeCodec(encode, decode)
     link = run.link(worker, attempt)
-    peer = Peer(link, seat, joint, trees=trees, kind=SparkMesh, codec_name=codec, silence_s=120.0)
+    peer = Peer(link, seat, joint, trees=trees, carrier=THROUGH_SPARK, codec_name=codec, silence_s=120.0)
     peer.start("equal")
     wait_for(peer, Formed)
     times = []

@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from thinwire.exchange.mesh import Mesh
+from thinwire.exchange.carrier import Ends
 from thinwire.exchange.notes import is_note
 from thinwire.exchange.round import BY_DESIGN, KNOWN, Chunk, Lane, Launch, Round
 from thinwire.exchange.rounds import MOST_EARLY, Rounds, Send
 from thinwire.exchange.spark.link import EXACT, SPARK, Offer, SparkLink
 from thinwire.parameters import Fragment
 from thinwire.protocol.clock import Clock
-from thinwire.protocol.messages import COORDINATOR, FROM_SPARK, Launched, Message, SparkOpen, SparkSum
+from thinwire.protocol.messages import AMONG_WORKERS, COORDINATOR, FROM_SPARK, Launched, Message, SparkOpen, SparkSum
 from thinwire.rules.compression import codec
 from thinwire.rules.finite import is_finite
 
@@ -100,14 +100,17 @@ class SparkRounds(Rounds):
         self._try_complete(entry)
 
 
-class SparkMesh(Mesh):
-    """A mesh whose rounds Spark sums."""
+class ThroughSpark:
+    """Carries contributions to the driver and means back, in Spark's own channels."""
 
-    of_rounds = (SparkOpen, SparkSum)
+    kinds: tuple[Any, ...] = (SparkOpen, SparkSum)
 
-    def _make_rounds(self) -> Rounds:
-        assert isinstance(self._link, SparkLink)
-        return SparkRounds(self._identity.worker, self._link, self._send, self.residuals.lane)
+    def decode(self, message: Message) -> Any:
+        return (FROM_SPARK if message.sender == SPARK else AMONG_WORKERS).decode(message.header)
 
-    def _decode(self, message: Message) -> Any:
-        return FROM_SPARK.decode(message.header) if message.sender == SPARK else super()._decode(message)
+    def rounds(self, ends: Ends) -> Rounds:
+        assert isinstance(ends.link, SparkLink)
+        return SparkRounds(ends.worker, ends.link, ends.send, ends.lane)
+
+
+THROUGH_SPARK = ThroughSpark()

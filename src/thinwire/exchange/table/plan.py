@@ -25,6 +25,12 @@ class Layout:
         """The tuples of a server."""
         return [key for key, owner in enumerate(self.server_of) if owner == server]
 
+    def key(self, key: int) -> int:
+        """The tuple that a message is about; raises where there is no such tuple."""
+        if key >= len(self.fragments):
+            raise ValueError(f"there is no tuple {key}")
+        return int(key)
+
 
 class Answer(NamedTuple):
     """What a worker says of its servers when a generation is about to form."""
@@ -70,6 +76,10 @@ class Plan(NamedTuple):
     """The worker of each server."""
     source: tuple[int, ...]
     """The worker that each server's tuples come from."""
+
+    def hosted_by(self, worker: int) -> list[int]:
+        """The servers that a worker hosts."""
+        return [server for server, host in enumerate(self.host) if host == worker]
 
 
 def plan(
