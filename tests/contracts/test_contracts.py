@@ -28,9 +28,7 @@ LONG = {
 }
 LARGE = {
     "caffe/net.py: CaffeNet",
-    "checkpoint/store.py: CheckpointStore",
     "dashboard/event_reducer.py: EventReducer",
-    "coordinator/coordinator.py: Coordinator",
     "worker/group_worker.py: GroupWorker",
     "worker/publisher.py: Publisher",
     "worker/worker.py: Worker",

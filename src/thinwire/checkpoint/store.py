@@ -16,14 +16,14 @@ Why a kill at any moment leaves only whole checkpoints listed:
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import final
 
-from thinwire.checkpoint.files import TEMPORARY, locate, put, sync_folder
+from thinwire.checkpoint.files import TEMPORARY
+from thinwire.checkpoint.folder import Folder
 from thinwire.checkpoint.format import NewerFormatError, decode, encode
 from thinwire.checkpoint.manifest import NAME, Manifest, Part, check_name
 from thinwire.errors import CheckpointError, nearest
@@ -31,8 +31,6 @@ from thinwire.errors import CheckpointError, nearest
 _MANIFEST = "manifest.json"
 _MOST_MANIFEST_BYTES = 64 << 20
 _PART_FILE = re.compile(r".+\.[0-9a-f]{16}\.safetensors")
-_PIECE_BYTES = 16 << 20
-_GONE = (FileNotFoundError, NotADirectoryError)
 
 
 @final
@@ -51,8 +49,7 @@ class CheckpointStore:
         self.url = os.fspath(url)
         if "://" not in self.url:  # workers elsewhere have another working folder
             self.url = os.path.abspath(self.url)
-        self._filesystem, root = locate(self.url)
-        self._root = root.rstrip("/")
+        self._folder = Folder(self.url)
 
     def write_part(self, checkpoint: str, part: str, tree: object) -> Part:
         """Writes one tree of a checkpoint to come, and returns what its manifest is to list.
@@ -64,7 +61,7 @@ class CheckpointStore:
         check_name(part, "part")
         data = encode(tree)
         written = Part(part, len(data), _digest(data))
-        put(self._filesystem, self._path(checkpoint, written.file_name), data)
+        self._folder.put(self._folder.path(checkpoint, written.file_name), data)
         return written
 
     def commit(self, manifest: Manifest) -> None:
@@ -74,18 +71,18 @@ class CheckpointStore:
             CheckpointError: A part is missing or of another size, or the manifest could not be written.
         """
         for part in manifest.parts:
-            path = self._path(manifest.name, part.file_name)
-            size_bytes = self._size_bytes(path)
+            path = self._folder.path(manifest.name, part.file_name)
+            size_bytes = self._folder.size_bytes(path)
             if size_bytes != part.size_bytes:
                 state = "is missing" if size_bytes is None else f"has {size_bytes:,} bytes"
                 raise CheckpointError(
-                    f"checkpoint {manifest.name!r} cannot be committed: {self._shown(path)} {state}. Every "
+                    f"checkpoint {manifest.name!r} cannot be committed: {self._folder.shown(path)} {state}. Every "
                     f"part must be there, this with {part.size_bytes:,} bytes. Write it first, then commit."
                 )
         if manifest.parts:
-            with self._explained("sync", self._root):
-                sync_folder(self._filesystem, self._root)  # the folder itself may be another process's work
-        put(self._filesystem, self._path(manifest.name, _MANIFEST), manifest.to_json())
+            with self._folder.explained("sync", self._folder.path()):
+                self._folder.sync()  # the folder itself may be another process's work
+        self._folder.put(self._folder.path(manifest.name, _MANIFEST), manifest.to_json())
 
     def manifests(self) -> list[Manifest]:
         """The complete checkpoints, oldest first (by step, then name).
@@ -125,7 +122,7 @@ class CheckpointStore:
         """
         complete = {manifest.name: manifest for manifest in self.manifests()}
         order = sorted(complete, key=lambda name: (complete[name].step, name))
-        begun = (name for name in self._names() if name not in complete and any(map(_is_own, self._list(name))))
+        begun = (name for name in self._names() if name not in complete and any(map(_is_own, self._folder.list(name))))
         passed = {name: self._why_incomplete(name) for name in begun}
         while order:
             manifest = complete[order.pop()]
@@ -161,18 +158,18 @@ class CheckpointStore:
         if part not in parts:
             raise CheckpointError(f"checkpoint {manifest.name!r} has no part {part!r}. {nearest(part, parts)}")
         expected = parts[part]
-        path = self._path(manifest.name, expected.file_name)
-        size_bytes = self._size_bytes(path)
+        path = self._folder.path(manifest.name, expected.file_name)
+        size_bytes = self._folder.size_bytes(path)
         if size_bytes not in (None, expected.size_bytes):  # before it is in memory
             raise self._damaged(path, _unlike(expected, size_bytes, ""))
-        data = None if size_bytes is None else self._read(path)
+        data = None if size_bytes is None else self._folder.read(path)
         damage = _unlike(expected, None if data is None else len(data), "" if data is None else _digest(data))
         if data is None or damage:
             raise self._damaged(path, damage)
         try:
             return decode(data)
         except CheckpointError as error:
-            raise type(error)(f"{self._shown(path)}: {error}") from error
+            raise type(error)(f"{self._folder.shown(path)}: {error}") from error
 
     def prune(self, keep: int, protect: Collection[str] = (), unfit: Collection[str] = ()) -> None:
         """Removes all but the newest `keep` complete checkpoints, and what abandoned ones left.
@@ -220,41 +217,40 @@ class CheckpointStore:
     def _remove(self, name: str) -> None:
         # 1. The manifest goes, 2. that is on disk, 3. the parts go. After a power cut between any two of them
         # the folder is either complete or not listed.
-        with self._explained("remove", self._path(name)):
-            self._delete(self._path(name, _MANIFEST))
-            sync_folder(self._filesystem, self._path(name))
-            for file in self._list(name):
+        with self._folder.explained("remove", self._folder.path(name)):
+            self._folder.delete(self._folder.path(name, _MANIFEST))
+            self._folder.sync(name)
+            for file in self._folder.list(name):
                 if _is_own(file):
-                    self._delete(self._path(name, file))
-            with contextlib.suppress(OSError):  # object stores have no folders; someone's own file may be left
-                self._filesystem.rmdir(self._path(name))
+                    self._folder.delete(self._folder.path(name, file))
+            self._folder.remove(name)
 
     def _remove_abandoned(self, name: str) -> None:
-        with self._explained("remove", self._path(name)):
-            own = self._filesystem.isdir(self._path(name)) and all(map(_is_own, self._list(name)))
+        with self._folder.explained("remove", self._folder.path(name)):
+            own = self._folder.holds(name) and all(map(_is_own, self._folder.list(name)))
         if own:
             self._remove(name)
 
     def _manifest(self, name: str) -> Manifest | None:
-        path = self._path(name, _MANIFEST)
-        size_bytes = self._size_bytes(path)
+        path = self._folder.path(name, _MANIFEST)
+        size_bytes = self._folder.size_bytes(path)
         if size_bytes is not None and size_bytes > _MOST_MANIFEST_BYTES:
             raise _DamagedManifestError(
-                f"{self._shown(path)} has {size_bytes:,} bytes. A manifest has at most {_MOST_MANIFEST_BYTES:,}. "
-                "Resume from another checkpoint."
+                f"{self._folder.shown(path)} has {size_bytes:,} bytes. A manifest has at most "
+                f"{_MOST_MANIFEST_BYTES:,}. Resume from another checkpoint."
             )
-        data = None if size_bytes is None else self._read(path)
+        data = None if size_bytes is None else self._folder.read(path)
         if data is None:
             return None
         try:
             manifest = Manifest.from_json(data)
         except NewerFormatError as error:
-            raise NewerFormatError(f"{self._shown(path)}: {error}") from error
+            raise NewerFormatError(f"{self._folder.shown(path)}: {error}") from error
         except CheckpointError as error:
-            raise _DamagedManifestError(f"{self._shown(path)}: {error}") from error
+            raise _DamagedManifestError(f"{self._folder.shown(path)}: {error}") from error
         if manifest.name != name:
             raise _DamagedManifestError(
-                f"{self._shown(path)} is the manifest of {manifest.name!r}. A manifest must lie in the "
+                f"{self._folder.shown(path)} is the manifest of {manifest.name!r}. A manifest must lie in the "
                 "folder of its name. Rename the folder back."
             )
         return manifest
@@ -265,7 +261,7 @@ class CheckpointStore:
         except _DamagedManifestError:
             return None
         for part in manifest.parts if manifest else ():
-            if self._size_bytes(self._path(name, part.file_name)) != part.size_bytes:
+            if self._folder.size_bytes(self._folder.path(name, part.file_name)) != part.size_bytes:
                 return None
         return manifest
 
@@ -282,73 +278,27 @@ class CheckpointStore:
 
     def _damage(self, name: str, part: Part) -> str:
         """How a part's file differs from what was written; empty where it does not. Read in pieces: it may be large."""
-        path = self._path(name, part.file_name)
+        path = self._folder.path(name, part.file_name)
         seen = hashlib.blake2b(digest_size=32)
-        with self._explained("read", path):
+        size_bytes = self._folder.size_bytes(path)
+        if size_bytes == part.size_bytes:
             try:
-                size_bytes = self._size_bytes(path)
-                if size_bytes == part.size_bytes:
-                    with self._filesystem.open(path, "rb") as file:
-                        while piece := file.read(_PIECE_BYTES):
-                            seen.update(piece)
-            except _GONE:
+                for piece in self._folder.pieces(path):
+                    seen.update(piece)
+            except FileNotFoundError:
                 size_bytes = None
         why = _unlike(part, size_bytes, seen.hexdigest())
         return why and f"{part.file_name}: {why}"
 
     def _names(self) -> list[str]:
-        with self._explained("list", self._root):
-            return sorted(filter(NAME.fullmatch, self._list()), key=_natural)
-
-    def _list(self, *names: str) -> list[str]:
-        self._filesystem.invalidate_cache()  # other processes write here too
-        try:
-            paths = self._filesystem.ls(self._path(*names), detail=False)
-        except _GONE:
-            return []
-        return [path.rstrip("/").rpartition("/")[2] for path in paths]
-
-    def _read(self, path: str) -> bytes | None:
-        with self._explained("read", path):
-            try:
-                return bytes(self._filesystem.cat_file(path))
-            except _GONE:
-                return None
-
-    def _size_bytes(self, path: str) -> int | None:
-        """A file's length; None where there is none, or a pipe or device in its place, which may be read for ever."""
-        with self._explained("read", path):
-            try:
-                info = self._filesystem.info(path)
-            except _GONE:
-                return None
-        return None if info.get("type") == "other" else int(info["size"])
-
-    def _delete(self, path: str) -> None:
-        with contextlib.suppress(*_GONE):
-            self._filesystem.rm_file(path)
-
-    @contextlib.contextmanager
-    def _explained(self, action: str, path: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise CheckpointError(
-                f"could not {action} {self._shown(path)}: {type(error).__name__}: {error}. The folder and "
-                "all in it must be readable and writable. Check its permissions and the connection to it."
-            ) from error
-
-    def _path(self, *names: str) -> str:
-        return "/".join((self._root, *names))
+        with self._folder.explained("list", self._folder.path()):
+            return sorted(filter(NAME.fullmatch, self._folder.list()), key=_natural)
 
     def _damaged(self, path: str, damage: str) -> CheckpointError:
         return CheckpointError(
-            f"{self._shown(path)} is damaged: {damage}. It must be as it was written. "
+            f"{self._folder.shown(path)} is damaged: {damage}. It must be as it was written. "
             "Resume from another checkpoint, or copy the file again from where it came."
         )
-
-    def _shown(self, path: str) -> str:
-        return str(self._filesystem.unstrip_protocol(path))
 
 
 class _DamagedManifestError(CheckpointError):

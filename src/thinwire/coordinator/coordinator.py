@@ -149,7 +149,11 @@ class Coordinator:
             case messages.Happened():
                 self._on_event(body)
             case messages.Failed():
-                self._on_failed(worker, body)
+                if body.kind == "DivergedError":
+                    self.publications.stop()
+                event, error = failures.failure(seat, body, self.outcome)
+                self._emit(event)
+                raise error
             case messages.Result():
                 self._on_result(worker, body, message.payload)
 
@@ -199,13 +203,6 @@ class Coordinator:
             whose = self.membership.seats.get(int(fields["worker"]))
             fields["host"] = "" if whose is None else whose.host
         self._emit(self.outcome.heed(happened.type(**fields)))
-
-    def _on_failed(self, worker: int, failed: messages.Failed) -> None:
-        if failed.kind == "DivergedError":
-            self.publications.stop()
-        event, error = failures.failure(self.membership.seats[worker], failed, self.outcome)
-        self._emit(event)
-        raise error
 
     def _on_result(self, worker: int, result: messages.Result, payload: memoryview | None) -> None:
         if payload is None or result.part >= self._policy.group_size or not self._ending.begun:
