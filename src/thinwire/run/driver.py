@@ -30,7 +30,7 @@ from thinwire.run.display import Display
 from thinwire.run.job import Job, work
 from thinwire.run.run_log import RunLog
 from thinwire.strategies import name_of
-from thinwire.transport.ports import Hub
+from thinwire.transport.ports import Hub, Wire
 from thinwire.version import __version__
 
 KEEP_CHECKPOINTS = 2
@@ -51,7 +51,7 @@ class Earlier:
     @property
     def place(self) -> tuple[str, str]:
         """Store and name, for workers."""
-        return self.store.url, self.manifest.name
+        return self._store.url, self.manifest.name
 
 
 class Run:
@@ -125,9 +125,14 @@ class Run:
                 self.lost += self._coordinator.outcome.workers_lost
                 self.generations += self._coordinator.outcome.generations
 
-    def go_on_from(self, earlier: Earlier, job: Job) -> None:
-        """The next time it is executed it begins there, with workers of its own."""
-        self._job, self._earlier = job, earlier
+    @property
+    def store(self) -> CheckpointStore | None:
+        """Where its checkpoints are written."""
+        return self._store
+
+    def go_on_from(self, earlier: Earlier, wire: Wire) -> None:
+        """The next time it is executed it begins at that checkpoint, with workers of its own on another wire."""
+        self._job, self._earlier = dataclasses.replace(self._job, wire=wire, resume=earlier.place), earlier
 
     def _started(self, policy: Policy) -> events.RunStarted:
         strategy = self._job.strategy
