@@ -51,7 +51,7 @@ class Earlier:
     @property
     def place(self) -> tuple[str, str]:
         """Store and name, for workers."""
-        return self._store.url, self.manifest.name
+        return self.store.url, self.manifest.name
 
 
 class Run:
