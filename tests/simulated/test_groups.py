@@ -143,3 +143,15 @@ def test_whole_groups_only() -> None:
     assert groups.fellows(4) == [3, 5]
     assert Groups(3, 1).whole([0, 2]) == {0, 2}
     assert Groups(3, 1).fellows(0) == []
+
+
+def test_the_agreement_is_not_settled_while_a_worker_of_a_broken_group_is_still_called() -> None:
+    """The whole group has answered; its commit comes with the last answer, and the end of the run not before that."""
+    members = formed()
+    members.lose(3, 0, "killed", 2.0)
+    members.tick(3.0)
+    for worker in (0, 1):
+        assert members.prepared(answer(members.agreement.generation, since=1), worker, 3.0) == []
+    assert not members.agreement.settled
+    assert members.prepared(answer(members.agreement.generation, since=1), 2, 3.0)
+    assert members.agreement.settled

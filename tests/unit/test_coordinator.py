@@ -171,3 +171,16 @@ def test_a_worker_of_another_version_with_the_same_protocol_is_taken_and_named(
         outcome = run(script, [])
     assert outcome.workers_lost == 0
     assert "runs thinwire 0.1.7 and the driver" in caplog.text
+
+
+def test_a_trained_model_that_comes_before_all_rows_are_done_is_refused() -> None:
+    class Hasty(Script):
+        def send(self, worker: int, attempt: int, header: dict[str, Any], payload: memoryview | None = None) -> None:
+            super().send(worker, attempt, header, payload)
+            if header["t"] == "commit":
+                piece = {"part": 0, "chunk": 0, "chunks": 1, "i": 0, "n": 1}
+                self.inbox.append(Message(0, {"t": "result", "a": 0, **piece}, memoryview(b"half a model")))
+
+    outcome = run(Hasty(farewell_s=0.0), [])
+    assert outcome.refused == 1
+    assert outcome.results == {}
