@@ -7,6 +7,7 @@ import functools
 import os
 import secrets
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ from thinwire.exchange.spark.link import SparkWire
 from thinwire.exchange.spark.places import Places
 from thinwire.models import mlp
 
-from .conftest import LONGEST_S, PATIENT, Clusters, executor_of
+from .conftest import LONGEST_S, PATIENT, Clusters, executor_of, one_executor_filled
 
 pytestmark = pytest.mark.timeout(1800)
 EPOCHS, BATCH = 2, 32
@@ -208,6 +209,36 @@ def test_broadcasts_are_destroyed_once_all_have_them(pairs: Any, books: Books, m
     assert books.broadcasts > 0
     assert books.shared
     assert all(each._left == 0 for each in books.shared)
+
+
+def boxes_of(run: str) -> list[Path]:
+    """The boxes of a run's agents, on all executors of this machine."""
+    return list(Path(tempfile.gettempdir()).glob(f"thinwire-{os.getuid()}-{run}*/*.box"))
+
+
+def test_agents_that_fill_an_executor_are_started_again_where_they_can_be_visited(
+    pairs: Any, books: Books, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Another job holds all slots of one executor while the run starts, so that both agents get the other's."""
+    monkeypatch.setattr(link, "SparkWire", functools.partial(link.SparkWire, apart=True))
+    log: list[events.Event] = []
+    with one_executor_filled(pairs, tmp_path) as over:
+
+        def go_on() -> None:
+            while not over.exists():
+                if books.posts and len(boxes_of(books.posts[0]._wire.run)) == 2:
+                    over.touch()
+                time.sleep(0.1)
+
+        watching = threading.Thread(target=go_on, daemon=True)
+        watching.start()
+        summary = fit(tw.SparkNet(period=10), epochs=1, callbacks=[log.append]).summary
+    watching.join()
+    assert summary["complete"]
+    assert summary["workers_lost"] == 0, "none had joined before"
+    told = [event for event in log if isinstance(event, events.SlotAwaited)]
+    assert any(event.moved is not None for event in told)
+    assert all(event.slots == 2 for event in told)
 
 
 class Held(SparkWire):

@@ -158,9 +158,9 @@ class Attendance:
         members, ended = self._membership, bool(self.left or self._outcome.results)
         if not members.working and not members.formed:
             if self._clock() - started > self._policy.deadlines.start_s:
-                raise failures.nobody_came(self._policy)
+                raise failures.nobody_came(self._policy, self._outcome)
         elif (not members.working or members.waits) and not (ended or self.awaited()):
-            raise failures.nobody_left(self._policy, members.present)
+            raise failures.nobody_left(self._policy, members.present, self._outcome)
 
     # -- missing ----------------------------------------------------------------------------------------------------
 

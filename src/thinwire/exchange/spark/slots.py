@@ -1,0 +1,227 @@
+"""Task slots on the machines of a Spark cluster: agents must leave one free on each machine, for those who visit them.
+
+Spark starts an agent wherever a slot is free. When agents take all slots of a machine no visit can run there, and none of
+them is heard. Spark says what runs where; an agent too many is killed, which Spark does not count as a failure, and
+starts again on a machine with room.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from thinwire import events
+from thinwire.errors import ConfigError
+
+SURPLUS_S, BLOCKED_S = 2.0, 60.0
+"""How long agents of a machine without a free slot are not heard before one of them is moved: where agents alone fill
+it, and where tasks of other jobs do."""
+TELL_S, REFUSE_S = 10.0, 8.0
+PAUSE_S, LONGEST_PAUSE_S = 5.0, 60.0
+"""Between two moves from one machine: Spark may start an agent where it was before."""
+MOST_NAMED = 4
+
+
+class Agent(NamedTuple):
+    """A running task that is a worker; its attempt is Spark's number of the task."""
+
+    worker: int
+    attempt: int
+
+
+class Machine(NamedTuple):
+    """Executors that share a machine's boxes, and what runs on them."""
+
+    executors: tuple[str, ...]
+    host: str
+    slots: int
+    agents: tuple[Agent, ...] = ()
+    others: int = 0
+    """Running tasks that are neither agents nor visits to them."""
+
+    @property
+    def free(self) -> int:
+        """Slots for visits: those with a visit are such."""
+        return self.slots - len(self.agents) - self.others
+
+    @property
+    def room(self) -> int:
+        """How many agents it can have."""
+        return max(0, self.slots - 1)
+
+    @property
+    def name(self) -> str:
+        several = "executors" if len(self.executors) > 1 else "executor"
+        return f"{several} {', '.join(self.executors)} on {self.host}"
+
+
+def agents_description(workers: int, run: str) -> str:
+    """What Spark calls the job whose tasks are the agents of a run."""
+    return f"thinwire: {workers} workers" + (f" of run {run}" if run else "")
+
+
+def visits_description(run: str) -> str:
+    """What Spark calls the jobs that visit agents of a run."""
+    return f"thinwire: visits to workers of run {run}"
+
+
+def machines(context: Any, *, workers: int = 0, run: str = "", apart: bool = False) -> list[Machine]:
+    """The machines of a cluster as Spark knows them now, with what runs there.
+
+    Args:
+        context: the session's SparkContext.
+        workers: how many agents the run asked for.
+        run: the run's name.
+        apart: whether each executor counts as a machine of its own.
+    """
+    scala = context._jsc.sc()  # not part of Spark's public face, as its page of executors is not
+    store = scala.statusStore()
+    agents, visits = dict[str, list[Agent]](), dict[str, int]()
+    for stage in _each(store.activeStages()) if run else ():
+        description = stage.description().get() if stage.description().isDefined() else ""
+        if run not in description:
+            continue
+        for task in _each(store.taskList(stage.stageId(), stage.attemptId(), 1_000_000)):
+            if task.status() != "RUNNING":
+                continue
+            if description == agents_description(workers, run):
+                agents.setdefault(task.executorId(), []).append(Agent(int(task.index()), int(task.taskId())))
+            else:
+                visits[task.executorId()] = visits.get(task.executorId(), 0) + 1
+    running = scala.taskScheduler().runningTasksByExecutors()
+    found: dict[str, Machine] = {}
+    for executor in _each(store.executorList(True)):
+        name, host, slots = str(executor.id()), str(executor.hostPort()).rpartition(":")[0], int(executor.maxTasks())
+        if slots < 1:  # the driver, which runs tasks only where Spark is embedded in it
+            continue
+        here = tuple(agents.get(name, ()))
+        busy = int(running.get(name).get()) if running.get(name).isDefined() else 0
+        others = max(0, busy - len(here) - visits.get(name, 0))
+        beside = found.get(name if apart else host, Machine((), host, 0))
+        found[name if apart else host] = Machine(
+            (*beside.executors, name), host, beside.slots + slots, (*beside.agents, *here), beside.others + others
+        )
+    return list(found.values())
+
+
+def may_grow(context: Any) -> bool:
+    """Whether Spark brings and takes executors as they are needed."""
+    return str(context.getConf().get("spark.dynamicAllocation.enabled", "false")).lower() == "true"
+
+
+def refuse_too_little_room(found: Iterable[Machine], workers: int) -> None:
+    """Raises ConfigError where the agents of a run would leave no slot for visits on some machine."""
+    told = too_little_room(list(found), workers)
+    if told:
+        raise ConfigError(told)
+
+
+def too_little_room(there: list[Machine], workers: int) -> str:
+    """Why a cluster has no room for the agents of a run and visits to them; empty where it has."""
+    room = sum(machine.room for machine in there)
+    if room >= workers:
+        return ""
+    named = [f"{machine.name}: {machine.slots} slot{'s' * (machine.slots != 1)}" for machine in there]
+    more = f"; and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+    fewer = f"ask for at most {room} worker{'s' * (room != 1)}, " if room else ""
+    return (
+        f"{workers} workers are asked for and the cluster has room for {room}: exchange='spark' needs one slot on each "
+        f"machine beside those of its workers, for the jobs that visit them ({'; '.join(named[:MOST_NAMED])}{more}); "
+        f"{fewer}give executors more cores (spark.executor.cores), or use exchange='mesh'"
+    )
+
+
+class FreeSlots:
+    """Sees to it that agents can be visited; its caller gives the time by calling `look`."""
+
+    def __init__(
+        self,
+        see: Callable[[], list[Machine]],
+        move: Callable[[int], Any],
+        workers: int,
+        *,
+        may_grow: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Args:
+        see: the machines as they are now.
+        move: ends an attempt, which the cluster then starts again.
+        workers: how many agents there are to be.
+        may_grow: whether the cluster brings more executors by itself.
+        clock: seconds.
+        """
+        self._see, self._move, self._workers, self._may_grow, self._clock = see, move, workers, may_grow, clock
+        self._full_since: dict[tuple[str, ...], float] = {}
+        self._moves: dict[tuple[str, ...], tuple[float, float]] = {}
+        """By machine, when an agent may be moved from it again, and how long to wait after that."""
+        self._tells: dict[tuple[str, ...], tuple[float, float]] = {}
+        """By machine, when it is to be told of again, and how long to wait after that."""
+        self._cluster: tuple[list[tuple[str, ...]], float] = [], 0.0
+        """The machines there are, and since when."""
+
+    def look(self, heard: Mapping[int, float], *, begun: bool) -> list[events.Event]:
+        """Moves agents that fill a machine; gives back what there is to tell.
+
+        Args:
+            heard: when attempts were heard last.
+            begun: whether training has begun.
+
+        Raises:
+            ConfigError: The cluster has no room for the run's agents and the slots in which they are visited.
+        """
+        now, there = self._clock(), self._see()
+        names = [machine.executors for machine in there]
+        if names != self._cluster[0]:
+            self._cluster = names, now
+        settled = not self._may_grow and now - self._cluster[1] > REFUSE_S
+        if settled and not begun and any(machine.agents for machine in there):
+            refuse_too_little_room(there, self._workers)
+        found = list[events.Event]()
+        for machine in there:
+            if machine.free > 0 or not machine.agents:
+                self._forget(machine.executors)
+                continue
+            last = max(heard.get(agent.attempt, 0.0) for agent in machine.agents)
+            since = self._full_since[machine.executors] = max(self._full_since.get(machine.executors, now), last)
+            found += self._look_at(machine, there, heard, now, now - since)
+        for gone in self._full_since.keys() - set(names):
+            self._forget(gone)
+        return found
+
+    def _look_at(
+        self, machine: Machine, there: list[Machine], heard: Mapping[int, float], now: float, silent_s: float
+    ) -> list[events.Event]:
+        """What to do and to tell about a machine without a slot for visits, whose agents are not heard."""
+        patience_s = SURPLUS_S if len(machine.agents) >= machine.slots else BLOCKED_S
+        again_at, pause_s = self._moves.get(machine.executors, (0.0, PAUSE_S))
+        elsewhere = any(m.free > 0 and m.room > len(m.agents) for m in there if m is not machine)
+        moved = None
+        if silent_s >= patience_s and elsewhere and now >= again_at:
+            moved = max(machine.agents, key=lambda agent: (agent.attempt not in heard, agent.attempt))
+            self._move(moved.attempt)
+            self._moves[machine.executors] = now + pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
+        tell_at, wait_s = self._tells.get(machine.executors, (0.0, LONGEST_PAUSE_S))
+        if moved is None and (silent_s < TELL_S or now < tell_at):
+            return []
+        self._tells[machine.executors] = now + wait_s, 2 * wait_s
+        return [
+            events.SlotAwaited(
+                executors=machine.executors,
+                host=machine.host,
+                slots=machine.slots,
+                workers=tuple(sorted(agent.worker for agent in machine.agents)),
+                others=machine.others,
+                seconds=round(silent_s, 1),
+                moved=None if moved is None else moved.worker,
+            )
+        ]
+
+    def _forget(self, machine: tuple[str, ...]) -> None:
+        for table in (self._full_since, self._moves, self._tells):
+            table.pop(machine, None)
+
+
+def _each(rows: Any) -> list[Any]:
+    """Scala's rows as a list."""
+    return [rows.apply(index) for index in range(rows.size())]
