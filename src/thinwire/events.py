@@ -113,7 +113,9 @@ class SlotAwaited(Event):
     def text(self) -> str:
         """In one line for people."""
         name = f"executor{'s' * (len(self.executors) != 1)} {', '.join(self.executors)} on {self.host}"
-        taken = f"workers {list(self.workers)}" + (f" and {self.others} tasks of other jobs" if self.others else "")
+        taken = f"workers {list(self.workers)}"
+        if self.others:
+            taken += f" and {self.others} tasks of other jobs" if self.others > 1 else " and 1 task of another job"
         found = f"no slot is free on {name} for jobs that visit its workers: {taken} take its {self.slots} slots"
         if self.moved is not None:
             return f"{found}; worker {self.moved} is started again on a machine with room"

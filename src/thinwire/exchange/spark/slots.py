@@ -1,7 +1,7 @@
-"""Task slots on the machines of a Spark cluster: agents must leave one free on each machine, for those who visit them.
+"""Task slots on the machines of a Spark cluster: one on each is to be left for the jobs that visit agents there.
 
-Spark starts an agent wherever a slot is free. When agents take all slots of a machine no visit can run there, and none of
-them is heard. Spark says what runs where; an agent too many is killed, which Spark does not count as a failure, and
+Spark starts an agent wherever a slot is free. When agents take all slots of a machine no visit can run there, and none
+of them is heard. Spark says what runs where; an agent too many is killed, which Spark does not count as a failure, and
 starts again on a machine with room.
 """
 
@@ -125,10 +125,11 @@ def too_little_room(there: list[Machine], workers: int) -> str:
     named = [f"{machine.name}: {machine.slots} slot{'s' * (machine.slots != 1)}" for machine in there]
     more = f"; and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
     fewer = f"ask for at most {room} worker{'s' * (room != 1)}, " if room else ""
+    who = "1 worker is" if workers == 1 else f"{workers} workers are"
     return (
-        f"{workers} workers are asked for and the cluster has room for {room}: exchange='spark' needs one slot on each "
-        f"machine beside those of its workers, for the jobs that visit them ({'; '.join(named[:MOST_NAMED])}{more}); "
-        f"{fewer}give executors more cores (spark.executor.cores), or use exchange='mesh'"
+        f"{who} asked for and the cluster has room for {room}: exchange='spark' needs one slot on each machine beside "
+        f"those of its workers, for the jobs that visit them ({'; '.join(named[:MOST_NAMED])}{more}); {fewer}give "
+        "executors more cores (spark.executor.cores), or use exchange='mesh'"
     )
 
 
