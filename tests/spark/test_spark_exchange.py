@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import secrets
 import signal
 import tempfile
@@ -21,6 +22,7 @@ from torch import nn
 import thinwire as tw
 from tests.security.surroundings import Port, family, listening
 from thinwire import events
+from thinwire.cluster import preflight
 from thinwire.errors import ConfigError
 from thinwire.exchange.spark import link, post
 from thinwire.exchange.spark.link import SparkWire
@@ -239,6 +241,21 @@ def test_agents_that_fill_an_executor_are_started_again_where_they_can_be_visite
     told = [event for event in log if isinstance(event, events.SlotAwaited)]
     assert any(event.moved is not None for event in told)
     assert all(event.slots == 2 for event in told)
+
+
+def test_a_cluster_without_slots_for_visits_is_refused_with_its_executors(
+    pairs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By preflight before the run, and without preflight in a run of which nobody could be heard."""
+    wanted = r"3 workers are asked for .* room for 2: (?s:.)*executor \d+ on [\d.]+: 2 slots;(?s:.)*at most 2 workers"
+    monkeypatch.setattr(link, "SparkWire", functools.partial(link.SparkWire, apart=True))
+    with pytest.raises(ConfigError, match=wanted):
+        fit(tw.SparkNet(period=10), cluster=tw.Spark(workers=3, preflight=False))
+    found = preflight.examine(pairs, 4, "127.0.0.1", ports=False)
+    assert any(re.search(r"executors \d+, \d+ on [\d.]+: 4 slots\)", problem) for problem in found.problems)
+    assert not any(
+        "exchange='spark'" in each for each in preflight.examine(pairs, 3, "127.0.0.1", ports=False).problems
+    )
 
 
 class Held(SparkWire):

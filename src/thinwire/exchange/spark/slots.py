@@ -91,7 +91,7 @@ def machines(context: Any, *, workers: int = 0, run: str = "", apart: bool = Fal
                 visits[task.executorId()] = visits.get(task.executorId(), 0) + 1
     running = scala.taskScheduler().runningTasksByExecutors()
     found: dict[str, Machine] = {}
-    for executor in _each(store.executorList(True)):
+    for executor in sorted(_each(store.executorList(True)), key=lambda executor: str(executor.id())):
         name, host, slots = str(executor.id()), str(executor.hostPort()).rpartition(":")[0], int(executor.maxTasks())
         if slots < 1:  # the driver, which runs tasks only where Spark is embedded in it
             continue
