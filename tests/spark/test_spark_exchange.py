@@ -234,7 +234,7 @@ def test_agents_that_fill_an_executor_are_started_again_where_they_can_be_visite
 
         watching = threading.Thread(target=go_on, daemon=True)
         watching.start()
-        summary = fit(tw.SparkNet(period=10), epochs=1, callbacks=[log.append]).summary
+        summary = fit(tw.SparkNet(period=10), epochs=1, batch_size=128, callbacks=[log.append]).summary
     watching.join()
     assert summary["complete"]
     assert summary["workers_lost"] == 0, "none had joined before"

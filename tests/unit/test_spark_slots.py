@@ -27,7 +27,7 @@ class Cluster:
         self.begun = True
         self._free = FreeSlots(lambda: self.there, self._move, workers, may_grow=may_grow, clock=lambda: self.now)
 
-    def _move(self, attempt: int) -> None:
+    def _move(self, _: Machine, attempt: int) -> None:
         self.moved.append(attempt)
         (agent,) = (agent for machine in self.there for agent in machine.agents if agent.attempt == attempt)
         again = Agent(agent.worker, 1 + max(each.attempt for machine in self.there for each in machine.agents))
@@ -63,7 +63,7 @@ def test_an_agent_too_many_is_started_again_on_a_machine_with_room() -> None:
 def test_an_agent_that_comes_back_on_the_full_machine_is_moved_until_it_finds_another_place() -> None:
     cluster = Cluster(machine("a", 2, (0, 5), (1, 6)), machine("b", 2))
     cluster.goes = "a"
-    cluster.passes(10)
+    cluster.passes(30)
     assert len(cluster.moved) > 1
     cluster.goes = "b"
     cluster.passes(60)

@@ -23,7 +23,7 @@ from thinwire.exchange.member import REFUSED
 from thinwire.exchange.round import BY_DESIGN
 from thinwire.exchange.spark.link import SPARK, Letter, SparkWire, name_of
 from thinwire.exchange.spark.places import Places
-from thinwire.exchange.spark.slots import FreeSlots, machines, may_grow, visits_description
+from thinwire.exchange.spark.slots import FreeSlots, Mover, machines, may_grow, visits_description
 from thinwire.exchange.spark.sums import PATIENCE_S, Gathering, is_possible, shuffled
 from thinwire.exchange.spark.tasks import Members, carry_mail
 from thinwire.protocol.forms import Header, header_of
@@ -170,7 +170,7 @@ class Post:
         context, wire, workers = self._context, self._wire, self._workers
         free = FreeSlots(
             lambda: machines(context, workers=workers, run=wire.run, apart=wire.apart),
-            lambda attempt: context._jsc.sc().killTaskAttempt(attempt, True, "nobody could visit it there"),
+            Mover(context, self._name_jobs),
             workers,
             may_grow=may_grow(context),
         )

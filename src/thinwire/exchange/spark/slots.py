@@ -7,6 +7,8 @@ starts again on a machine with room.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -18,8 +20,11 @@ SURPLUS_S, BLOCKED_S = 2.0, 60.0
 """How long agents of a machine without a free slot are not heard before one of them is moved: where agents alone fill
 it, and where tasks of other jobs do."""
 TELL_S, REFUSE_S = 10.0, 8.0
-PAUSE_S, LONGEST_PAUSE_S = 5.0, 60.0
-"""Between two moves from one machine: Spark may start an agent where it was before."""
+PAUSE_S, AGAIN_S = 10.0, 60.0
+"""Between two moves from one machine: Spark may start an agent where it was before; and until one is told of again."""
+BEFORE_S, HOLD_S, PATIENCE_S = 0.3, 2.0, 4.0
+"""How long a task is asked for before the agent whose slot it is to take is ended, how long it keeps the slot, and how
+long such tasks are sent."""
 MOST_NAMED = 4
 
 
@@ -139,7 +144,7 @@ class FreeSlots:
     def __init__(
         self,
         see: Callable[[], list[Machine]],
-        move: Callable[[int], Any],
+        move: Callable[[Machine, int], Any],
         workers: int,
         *,
         may_grow: bool = False,
@@ -147,15 +152,15 @@ class FreeSlots:
     ) -> None:
         """Args:
         see: the machines as they are now.
-        move: ends an attempt, which the cluster then starts again.
+        move: ends an attempt on a machine, which the cluster then starts again.
         workers: how many agents there are to be.
         may_grow: whether the cluster brings more executors by itself.
         clock: seconds.
         """
         self._see, self._move, self._workers, self._may_grow, self._clock = see, move, workers, may_grow, clock
         self._full_since: dict[tuple[str, ...], float] = {}
-        self._moves: dict[tuple[str, ...], tuple[float, float]] = {}
-        """By machine, when an agent may be moved from it again, and how long to wait after that."""
+        self._moves: dict[tuple[str, ...], float] = {}
+        """By machine, when an agent may be moved from it again."""
         self._tells: dict[tuple[str, ...], tuple[float, float]] = {}
         """By machine, when it is to be told of again, and how long to wait after that."""
         self._cluster: tuple[list[tuple[str, ...]], float] = [], 0.0
@@ -195,14 +200,13 @@ class FreeSlots:
     ) -> list[events.Event]:
         """What to do and to tell about a machine without a slot for visits, whose agents are not heard."""
         patience_s = SURPLUS_S if len(machine.agents) >= machine.slots else BLOCKED_S
-        again_at, pause_s = self._moves.get(machine.executors, (0.0, PAUSE_S))
         elsewhere = any(m.free > 0 and m.room > len(m.agents) for m in there if m is not machine)
         moved = None
-        if silent_s >= patience_s and elsewhere and now >= again_at:
+        if silent_s >= patience_s and elsewhere and now >= self._moves.get(machine.executors, 0.0):
             moved = max(machine.agents, key=lambda agent: (agent.attempt not in heard, agent.attempt))
-            self._move(moved.attempt)
-            self._moves[machine.executors] = now + pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
-        tell_at, wait_s = self._tells.get(machine.executors, (0.0, LONGEST_PAUSE_S))
+            self._move(machine, moved.attempt)
+            self._moves[machine.executors] = now + PAUSE_S
+        tell_at, wait_s = self._tells.get(machine.executors, (0.0, AGAIN_S))
         if moved is None and (silent_s < TELL_S or now < tell_at):
             return []
         self._tells[machine.executors] = now + wait_s, 2 * wait_s
@@ -221,6 +225,58 @@ class FreeSlots:
     def _forget(self, machine: tuple[str, ...]) -> None:
         for table in (self._full_since, self._moves, self._tells):
             table.pop(machine, None)
+
+
+class Mover:
+    """Ends an agent, and holds its slot while Spark starts it again elsewhere.
+
+    Spark offers the slot of a task that has ended to tasks that wait, and has the ended task wait again a moment later::
+
+        this task waits for the machine's slot ─ the agent ends ─ this task takes the slot ─ the agent waits again
+        ─ it is started where a slot is free ─ this task ends: the slot is for visits
+    """
+
+    def __init__(self, context: Any, begin: Callable[[], None]) -> None:
+        """Args:
+        context: the session's SparkContext.
+        begin: names the jobs of the thread that calls it.
+        """
+        self._context, self._begin = context, begin
+
+    def __call__(self, machine: Machine, attempt: int) -> None:
+        threading.Thread(target=self._hold, args=(machine,), name="spark-hold", daemon=True).start()
+        time.sleep(BEFORE_S)
+        self._context._jsc.sc().killTaskAttempt(attempt, True, "no job can visit it there")
+
+    def _hold(self, machine: Machine) -> None:
+        """Sends a task there, and another where the first one found no slot in time: after `spark.locality.wait` Spark
+        runs it anywhere.
+        """
+        until = time.monotonic() + PATIENCE_S
+        with contextlib.suppress(Exception):  # the session may have ended; without it the agent moves by chance
+            self._begin()
+            there = _lying_on(self._context, machine)
+            while time.monotonic() < until:
+                there.mapPartitions(_keep).collect()
+
+
+def _keep(rows: Iterable[Any]) -> list[Any]:
+    for _ in rows:
+        pass
+    time.sleep(HOLD_S)
+    return []
+
+
+def _lying_on(context: Any, machine: Machine) -> Any:
+    """An RDD of one row that would rather be computed on a machine's executors."""
+    from pyspark import RDD
+    from pyspark.serializers import CPickleSerializer
+
+    jvm, there = context._jvm, [f"executor_{machine.host}_{name}" for name in machine.executors]
+    tag = jvm.org.apache.spark.api.java.JavaSparkContext.fakeClassTag()
+    row = jvm.scala.Tuple2(CPickleSerializer().dumps(0), jvm.PythonUtils.toSeq(there))
+    rdd = context._jsc.sc().makeRDD(jvm.PythonUtils.toSeq([row]), tag)
+    return RDD(jvm.org.apache.spark.api.java.JavaRDD(rdd, tag), context, CPickleSerializer())
 
 
 def _each(rows: Any) -> list[Any]:
