@@ -7,7 +7,7 @@ starts again on a machine with room.
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from thinwire import events
 from thinwire.errors import ConfigError
 
+_log = logging.getLogger("thinwire.spark")
 SURPLUS_S, BLOCKED_S = 2.0, 60.0
 """How long agents of a machine without a free slot are not heard before one of them is moved: where agents alone fill
 it, and where tasks of other jobs do."""
@@ -230,7 +231,7 @@ class FreeSlots:
 class Mover:
     """Ends an agent, and holds its slot while Spark starts it again elsewhere.
 
-    Spark offers the slot of a task that has ended to tasks that wait, and has the ended task wait again a moment later::
+    Spark offers the slot of an ended task to tasks that wait, and has the ended one wait again a moment later::
 
         this task waits for the machine's slot ─ the agent ends ─ this task takes the slot ─ the agent waits again
         ─ it is started where a slot is free ─ this task ends: the slot is for visits
@@ -253,11 +254,13 @@ class Mover:
         runs it anywhere.
         """
         until = time.monotonic() + PATIENCE_S
-        with contextlib.suppress(Exception):  # the session may have ended; without it the agent moves by chance
+        try:
             self._begin()
             there = _lying_on(self._context, machine)
             while time.monotonic() < until:
                 there.mapPartitions(_keep).collect()
+        except Exception as error:  # the session may have ended; without this task chance decides
+            _log.debug("no task could be sent to %s: %s", machine.name, error)
 
 
 def _keep(rows: Iterable[Any]) -> list[Any]:
@@ -272,11 +275,12 @@ def _lying_on(context: Any, machine: Machine) -> Any:
     from pyspark import RDD
     from pyspark.serializers import CPickleSerializer
 
+    pickling: Any = CPickleSerializer()
     jvm, there = context._jvm, [f"executor_{machine.host}_{name}" for name in machine.executors]
     tag = jvm.org.apache.spark.api.java.JavaSparkContext.fakeClassTag()
-    row = jvm.scala.Tuple2(CPickleSerializer().dumps(0), jvm.PythonUtils.toSeq(there))
+    row = jvm.scala.Tuple2(pickling.dumps(0), jvm.PythonUtils.toSeq(there))
     rdd = context._jsc.sc().makeRDD(jvm.PythonUtils.toSeq([row]), tag)
-    return RDD(jvm.org.apache.spark.api.java.JavaRDD(rdd, tag), context, CPickleSerializer())
+    return RDD(jvm.org.apache.spark.api.java.JavaRDD(rdd, tag), context, pickling)
 
 
 def _each(rows: Any) -> list[Any]:
