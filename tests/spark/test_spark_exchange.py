@@ -25,8 +25,9 @@ from thinwire import events
 from thinwire.cluster import preflight
 from thinwire.errors import ConfigError
 from thinwire.exchange.spark import link, post
-from thinwire.exchange.spark.link import SparkWire
+from thinwire.exchange.spark.link import SparkWire, _executor
 from thinwire.exchange.spark.places import Places
+from thinwire.exchange.spark.slots import _lying_on, machines
 from thinwire.models import mlp
 
 from .conftest import LONGEST_S, PATIENT, Clusters, executor_of, one_executor_filled
@@ -241,6 +242,17 @@ def test_agents_that_fill_an_executor_are_started_again_where_they_can_be_visite
     told = [event for event in log if isinstance(event, events.SlotAwaited)]
     assert any(event.moved is not None for event in told)
     assert all(event.slots == 2 for event in told)
+
+
+def test_a_task_is_sent_to_the_executor_whose_slot_it_is_to_hold(pairs: Any) -> None:
+    there = machines(pairs.sparkContext, apart=True)
+    assert [machine.slots for machine in there] == [2, 2]
+    found = []
+    for machine in there:
+        row = _lying_on(pairs.sparkContext, machine)
+        found.append({executor for _ in range(3) for executor in row.mapPartitions(lambda _: [_executor()]).collect()})
+    assert [len(executors) for executors in found] == [1, 1]
+    assert found[0] != found[1]
 
 
 def test_a_cluster_without_slots_for_visits_is_refused_with_its_executors(
