@@ -113,6 +113,17 @@ def test_a_machine_that_is_full_with_other_jobs_counts_as_one_without_room() -> 
     assert cluster.moved == [6]
 
 
+def test_an_agent_is_moved_only_while_a_slot_is_idle_elsewhere() -> None:
+    """It would be started where it was: what else looks for machines may have all slots of the others."""
+    cluster = Cluster(machine("a", 2, (0, 5), (1, 6)), machine("b", 2)._replace(visits=2))
+    cluster.goes = "b"
+    cluster.passes(50)
+    assert not cluster.moved
+    cluster.there[1] = machine("b", 2)
+    cluster.passes(3)
+    assert cluster.moved == [6]
+
+
 def test_tasks_of_other_jobs_that_hold_the_last_slot_are_told_of_with_the_executor() -> None:
     cluster = Cluster(machine("a", 2, (0, 5), others=1), machine("b", 2, (1, 6)))
     (told,) = cluster.passes(int(TELL_S) + 2, heard=(6,))

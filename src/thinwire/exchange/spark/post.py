@@ -86,6 +86,7 @@ class Post:
         self._attempts: dict[int, int] = {}
         self._rounds: dict[str, Gathering] = {}
         self._places = Places(self._context, wire)
+        self._mover = Mover(self._context, self._name_jobs)
         self._visited: set[str] = set()
         """Machines that a job is at."""
         self._pool = ThreadPoolExecutor(IN_FLIGHT, "spark-rounds", initializer=self._name_jobs)
@@ -170,7 +171,7 @@ class Post:
         context, wire, workers = self._context, self._wire, self._workers
         free = FreeSlots(
             lambda: machines(context, workers=workers, run=wire.run, apart=wire.apart),
-            Mover(context, self._name_jobs),
+            self._mover,
             workers,
             may_grow=may_grow(context),
         )
@@ -199,6 +200,8 @@ class Post:
     def _is_lost(self) -> bool:
         """Whether executors have come or gone, or an agent is not seen; one whose machine is just visited may be."""
         now = time.monotonic()
+        if now < self._mover.quiet_until:
+            return False
         if self._places.changed():
             return True
         with self._lock:

@@ -21,11 +21,11 @@ SURPLUS_S, BLOCKED_S = 2.0, 60.0
 """How long agents of a machine without a free slot are not heard before one of them is moved: where agents alone fill
 it, and where tasks of other jobs do."""
 TELL_S, REFUSE_S = 10.0, 8.0
-PAUSE_S, AGAIN_S = 10.0, 60.0
+PAUSE_S, AGAIN_S = 12.0, 60.0
 """Between two moves from one machine: Spark may start an agent where it was before; and until one is told of again."""
-BEFORE_S, HOLD_S, PATIENCE_S = 0.3, 2.0, 4.0
-"""How long a task is asked for before the agent whose slot it is to take is ended, how long it keeps the slot, and how
-long such tasks are sent."""
+BEFORE_S, HOLD_S, PATIENCE_S, QUIET_S = 0.3, 2.0, 4.0, 8.0
+"""How long a task is asked for before the agent whose slot it is to take is ended, how long it keeps the slot, how long
+such tasks are sent, and how long nobody looks for machines meanwhile: that takes a slot on each."""
 MOST_NAMED = 4
 
 
@@ -45,11 +45,17 @@ class Machine(NamedTuple):
     agents: tuple[Agent, ...] = ()
     others: int = 0
     """Running tasks that are neither agents nor visits to them."""
+    visits: int = 0
 
     @property
     def free(self) -> int:
         """Slots for visits: those with a visit are such."""
         return self.slots - len(self.agents) - self.others
+
+    @property
+    def idle(self) -> int:
+        """Slots in which nothing runs."""
+        return self.free - self.visits
 
     @property
     def room(self) -> int:
@@ -103,10 +109,16 @@ def machines(context: Any, *, workers: int = 0, run: str = "", apart: bool = Fal
             continue
         here = tuple(agents.get(name, ()))
         busy = int(running.get(name).get()) if running.get(name).isDefined() else 0
-        others = max(0, busy - len(here) - visits.get(name, 0))
+        visiting = visits.get(name, 0)
+        others = max(0, busy - len(here) - visiting)
         beside = found.get(name if apart else host, Machine((), host, 0))
         found[name if apart else host] = Machine(
-            (*beside.executors, name), host, beside.slots + slots, (*beside.agents, *here), beside.others + others
+            (*beside.executors, name),
+            host,
+            beside.slots + slots,
+            (*beside.agents, *here),
+            beside.others + others,
+            beside.visits + visiting,
         )
     return list(found.values())
 
@@ -201,7 +213,7 @@ class FreeSlots:
     ) -> list[events.Event]:
         """What to do and to tell about a machine without a slot for visits, whose agents are not heard."""
         patience_s = SURPLUS_S if len(machine.agents) >= machine.slots else BLOCKED_S
-        elsewhere = any(m.free > 0 and m.room > len(m.agents) for m in there if m is not machine)
+        elsewhere = any(m.idle > 0 and m.room > len(m.agents) for m in there if m is not machine)
         moved = None
         if silent_s >= patience_s and elsewhere and now >= self._moves.get(machine.executors, 0.0):
             moved = max(machine.agents, key=lambda agent: (agent.attempt not in heard, agent.attempt))
@@ -243,8 +255,11 @@ class Mover:
         begin: names the jobs of the thread that calls it.
         """
         self._context, self._begin = context, begin
+        self.quiet_until = 0.0
+        """Until then no other task is to take the slot that Spark is to find elsewhere."""
 
     def __call__(self, machine: Machine, attempt: int) -> None:
+        self.quiet_until = time.monotonic() + QUIET_S
         threading.Thread(target=self._hold, args=(machine,), name="spark-hold", daemon=True).start()
         time.sleep(BEFORE_S)
         self._context._jsc.sc().killTaskAttempt(attempt, True, "no job can visit it there")
