@@ -292,7 +292,7 @@ def _lying_on(context: Any, machine: Machine) -> Any:
 
     pickling: Any = CPickleSerializer()
     jvm, there = context._jvm, [f"executor_{machine.host}_{name}" for name in machine.executors]
-    tag = jvm.org.apache.spark.api.java.JavaSparkContext.fakeClassTag()
+    tag = context.parallelize([0], 1)._jrdd.classTag()
     row = jvm.scala.Tuple2(pickling.dumps(0), jvm.PythonUtils.toSeq(there))
     rdd = context._jsc.sc().makeRDD(jvm.PythonUtils.toSeq([row]), tag)
     return RDD(jvm.org.apache.spark.api.java.JavaRDD(rdd, tag), context, pickling)
