@@ -92,6 +92,37 @@ class RoundStalled(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SlotAwaited(Event):
+    """No job can visit the workers of a machine, whose task slots are all taken; only with `exchange="spark"`."""
+
+    kind: ClassVar[str] = "slot_awaited"
+    executors: tuple[str, ...]
+    """The machine's, by Spark's names."""
+    host: str
+    slots: int
+    workers: tuple[int, ...]
+    """Those that run there."""
+    others: int
+    """Tasks of other jobs that run there."""
+    seconds: float
+    """Since the workers could be visited last."""
+    moved: int | None = None
+    """The worker that was ended there, so that Spark starts it again on a machine with room."""
+
+    @property
+    def text(self) -> str:
+        """In one line for people."""
+        name = f"executor{'s' * (len(self.executors) != 1)} {', '.join(self.executors)} on {self.host}"
+        taken = f"workers {list(self.workers)}"
+        if self.others:
+            taken += f" and {self.others} tasks of other jobs" if self.others > 1 else " and 1 task of another job"
+        found = f"no slot is free on {name} for jobs that visit its workers: {taken} take its {self.slots} slots"
+        if self.moved is not None:
+            return f"{found}; worker {self.moved} is started again on a machine with room"
+        return f"{found}, and nobody there was heard for {self.seconds:.0f} s"
+
+
+@dataclass(frozen=True, kw_only=True)
 class HandedOver(Event):
     """A worker gave the joint state to a peer; `digest` is of the joint model after `landed` rounds."""
 

@@ -105,6 +105,9 @@ class _Script:
     def broken(self) -> list[tuple[int, int]]:
         return []
 
+    def notices(self) -> list[events.Event]:
+        return []
+
     def exits(self) -> list[Exit]:
         return []
 

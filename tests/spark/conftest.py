@@ -221,6 +221,58 @@ def slots_taken(spark: Any, folder: Path, count: int) -> Iterator[Path]:
     assert not holder.is_alive()
 
 
+@contextlib.contextmanager
+def one_executor_filled(spark: Any, folder: Path) -> Iterator[Path]:
+    """Tasks hold all slots of one executor until the file is there, and none of the other executor's."""
+    context = spark.sparkContext
+    count = context.defaultParallelism
+    place = str(folder)
+
+    def hold(batches: Any) -> Any:
+        import time
+        from pathlib import Path
+
+        from thinwire.exchange.spark.link import _executor
+
+        for batch in batches:
+            here = Path(place, f"here-{_executor()}-{batch.column(0)[0]}")
+            here.touch()
+            while not (Path(place, "over").exists() or Path(place, f"free-{_executor()}").exists()):
+                time.sleep(0.2)
+            yield batch
+
+    over = folder / "over"
+    holder = threading.Thread(target=spark.range(0, count, 1, count).mapInArrow(hold, "id bigint").collect, daemon=True)
+    holder.start()
+
+    def until(met: Any, what: str) -> None:
+        deadline = time.monotonic() + LONGEST_S
+        while not met():
+            assert time.monotonic() < deadline, what
+            time.sleep(0.1)
+
+    def busy() -> list[int]:
+        found = context._jsc.sc().taskScheduler().runningTasksByExecutors()
+        return sorted(int(found.get(e).get()) for e in _names(context) if found.get(e).isDefined())
+
+    try:
+        until(lambda: len(list(folder.glob("here-*"))) == count, "the tasks found no slots")
+        executor = next(folder.glob("here-*")).name.split("-")[1]
+        (folder / f"free-{executor}").touch()
+        until(lambda: busy() == [0, count // 2], "the tasks of one executor did not end")
+        yield over
+    finally:
+        over.touch()
+        holder.join(LONGEST_S)
+    assert not holder.is_alive()
+
+
+def _names(context: Any) -> list[str]:
+    """The executors, by Spark's names."""
+    found = context._jsc.sc().statusStore().executorList(True)
+    return [found.apply(i).id() for i in range(found.size()) if found.apply(i).id() != "driver"]
+
+
 def executor_of(pid: int) -> int:
     """The executor JVM above a Python worker: its daemon's parent."""
     for _ in range(4):

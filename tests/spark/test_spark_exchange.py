@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import secrets
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -20,13 +22,15 @@ from torch import nn
 import thinwire as tw
 from tests.security.surroundings import Port, family, listening
 from thinwire import events
+from thinwire.cluster import preflight
 from thinwire.errors import ConfigError
 from thinwire.exchange.spark import link, post
-from thinwire.exchange.spark.link import SparkWire
+from thinwire.exchange.spark.link import SparkWire, _executor
 from thinwire.exchange.spark.places import Places
+from thinwire.exchange.spark.slots import _lying_on, machines
 from thinwire.models import mlp
 
-from .conftest import LONGEST_S, PATIENT, Clusters, executor_of
+from .conftest import LONGEST_S, PATIENT, Clusters, executor_of, one_executor_filled
 
 pytestmark = pytest.mark.timeout(1800)
 EPOCHS, BATCH = 2, 32
@@ -208,6 +212,62 @@ def test_broadcasts_are_destroyed_once_all_have_them(pairs: Any, books: Books, m
     assert books.broadcasts > 0
     assert books.shared
     assert all(each._left == 0 for each in books.shared)
+
+
+def boxes_of(run: str) -> list[Path]:
+    """The boxes of a run's agents, on all executors of this machine."""
+    return list(Path(tempfile.gettempdir()).glob(f"thinwire-{os.getuid()}-{run}*/*.box"))
+
+
+def test_agents_that_fill_an_executor_are_started_again_where_they_can_be_visited(
+    pairs: Any, books: Books, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Another job holds all slots of one executor while the run starts, so that both agents get the other's."""
+    monkeypatch.setattr(link, "SparkWire", functools.partial(link.SparkWire, apart=True))
+    log: list[events.Event] = []
+    with one_executor_filled(pairs, tmp_path) as over:
+
+        def go_on() -> None:
+            while not over.exists():
+                if books.posts and len(boxes_of(books.posts[0]._wire.run)) == 2:
+                    over.touch()
+                time.sleep(0.1)
+
+        watching = threading.Thread(target=go_on, daemon=True)
+        watching.start()
+        summary = fit(tw.SparkNet(period=10), epochs=1, batch_size=128, callbacks=[log.append]).summary
+    watching.join()
+    assert summary["complete"]
+    assert summary["workers_lost"] == 0, "none had joined before"
+    told = [event for event in log if isinstance(event, events.SlotAwaited)]
+    assert any(event.moved is not None for event in told)
+    assert all(event.slots == 2 for event in told)
+
+
+def test_a_task_is_sent_to_the_executor_whose_slot_it_is_to_hold(pairs: Any) -> None:
+    there = machines(pairs.sparkContext, apart=True)
+    assert [machine.slots for machine in there] == [2, 2]
+    found = []
+    for machine in there:
+        row = _lying_on(pairs.sparkContext, machine)
+        found.append({executor for _ in range(3) for executor in row.mapPartitions(lambda _: [_executor()]).collect()})
+    assert [len(executors) for executors in found] == [1, 1]
+    assert found[0] != found[1]
+
+
+def test_a_cluster_without_slots_for_visits_is_refused_with_its_executors(
+    pairs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By preflight before the run, and without preflight in a run of which nobody could be heard."""
+    wanted = r"3 workers are asked for .* room for 2: (?s:.)*executor \d+ on [\d.]+: 2 slots;(?s:.)*at most 2 workers"
+    monkeypatch.setattr(link, "SparkWire", functools.partial(link.SparkWire, apart=True))
+    with pytest.raises(ConfigError, match=wanted):
+        fit(tw.SparkNet(period=10), cluster=tw.Spark(workers=3, preflight=False))
+    found = preflight.examine(pairs, 4, "127.0.0.1", ports=False)
+    assert any(re.search(r"executors \d+, \d+ on [\d.]+: 4 slots\)", problem) for problem in found.problems)
+    assert not any(
+        "exchange='spark'" in each for each in preflight.examine(pairs, 3, "127.0.0.1", ports=False).problems
+    )
 
 
 class Held(SparkWire):

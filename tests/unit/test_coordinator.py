@@ -71,6 +71,9 @@ class Script:
     def broken(self) -> list[tuple[int, int]]:
         return []
 
+    def notices(self) -> list[events.Event]:
+        return []
+
     def exits(self) -> list[Exit]:
         if self.ended_at is None or self.seen:
             return []

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from thinwire import events
 from thinwire.coordinator.coordinator import Coordinator
 from thinwire.coordinator.ending import Ending
 from thinwire.coordinator.membership import Membership
@@ -92,6 +93,9 @@ class Script:
                 self.inbox.append(self._said(worker, "bye"))
 
     def broken(self) -> list[tuple[int, int]]:
+        return []
+
+    def notices(self) -> list[events.Event]:
         return []
 
     def exits(self) -> list[Exit]:

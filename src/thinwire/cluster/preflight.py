@@ -24,6 +24,7 @@ from typing import Any
 
 from thinwire.cluster.sessions import cancel, is_remote, job_runner, setting, slots
 from thinwire.errors import ConfigError, TimedOutError
+from thinwire.exchange.spark.slots import machines, may_grow, too_little_room
 
 PACKAGES = ("torch", "thinwire", "pyarrow", "pyzmq", "numpy")
 GATHER_S = 4.0
@@ -121,11 +122,8 @@ def examine(
             "spark.locality.wait is 0, so that tasks go anywhere; exchange='spark' has to reach its workers' machines: "
             "leave it at its default"
         )
-    if not ports and findings.slots is not None and findings.slots <= workers:
-        findings.problems.append(
-            f"{workers} workers are asked for and there are {findings.slots} slots; exchange='spark' needs one more on "
-            "each machine, for the jobs that visit its workers: give executors two cores, or ask for fewer workers"
-        )
+    if not ports:
+        _judge_room(findings, session)
     blind = sorted({p.host for p in probes if not p.sees_out})
     if blind:
         findings.problems.append(
@@ -133,6 +131,22 @@ def examine(
             "name a folder that all machines share, or a URL such as hdfs://… or s3://…"
         )
     return findings
+
+
+def _judge_room(findings: Findings, session: Any) -> None:
+    """Whether a run by `exchange="spark"` leaves a slot on each machine for the jobs that visit its workers."""
+    if is_remote(session):
+        return
+    there = machines(session.sparkContext)
+    told = too_little_room(there, findings.workers)
+    if not told:
+        return
+    most = int(setting(session, "spark.dynamicAllocation.maxExecutors", str(2**31 - 1)))
+    each = max((machine.slots // len(machine.executors) - 1 for machine in there), default=0)
+    if may_grow(session.sparkContext) and most * each >= findings.workers:  # visits that wait have Spark ask for more
+        findings.warnings.append(f"the executors that are there now are too few: {told}")
+    else:
+        findings.problems.append(told)
 
 
 @contextlib.contextmanager

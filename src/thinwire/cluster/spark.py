@@ -41,6 +41,7 @@ from thinwire.cluster.sessions import (
 from thinwire.cluster.shipping import packed
 from thinwire.coordinator.ports import Exit
 from thinwire.errors import ConfigError, TimedOutError
+from thinwire.exchange.spark.slots import agents_description
 from thinwire.placement import between_processes, part_of
 from thinwire.protocol.clock import REAL
 from thinwire.protocol.deadlines import Deadlines
@@ -148,7 +149,8 @@ class SparkSite:
             assert beside is not None
             beside.start(worker, 0)
         task = functools.partial(_task, payload, wire, threads)
-        return SparkWorkforce(self.session, frame, kept, task, self.workers, beside)
+        run = getattr(wire, "run", "")  # those who visit agents find their tasks by it
+        return SparkWorkforce(self.session, frame, kept, task, self.workers, beside, run)
 
     def _is_table_or_files(self, name: str) -> bool:
         """Whether executors are to read a path themselves: folders and globs of Parquet files."""
@@ -161,14 +163,21 @@ class SparkWorkforce:
     revives = True
 
     def __init__(
-        self, session: Any, frame: Any, kept: bool, task: Any, workers: int, beside: LocalWorkforce | None = None
+        self,
+        session: Any,
+        frame: Any,
+        kept: bool,
+        task: Any,
+        workers: int,
+        beside: LocalWorkforce | None = None,
+        run: str = "",
     ) -> None:
         self._session, self._frame, self._kept, self._workers = session, frame, kept, workers
         self._beside = beside
         self._tag = f"thinwire-{uuid.uuid4().hex[:8]}"
         self._error: BaseException | None = None
         self._told = False
-        self._job = job_runner(session, self._tag, f"thinwire: {workers} workers", functools.partial(self._run, task))
+        self._job = job_runner(session, self._tag, agents_description(workers, run), functools.partial(self._run, task))
         self._job.start()
 
     def _run(self, task: Any) -> None:

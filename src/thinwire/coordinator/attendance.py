@@ -153,9 +153,9 @@ class Attendance:
         members, ended = self._membership, bool(self.left or self._outcome.results)
         if not members.working and not members.agreement.formed:
             if self._clock() - started > self._policy.deadlines.start_s:
-                raise failures.nobody_came(self._policy)
+                raise failures.nobody_came(self._policy, self._outcome)
         elif (not members.working or members.agreement.waits) and not (ended or self.awaited()):
-            raise failures.nobody_left(self._policy, self._roster.present)
+            raise failures.nobody_left(self._policy, self._roster.present, self._outcome)
 
     def awaited(self) -> set[int]:
         """Lost workers whose replacements may still come."""

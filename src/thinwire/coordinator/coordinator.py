@@ -92,6 +92,10 @@ class Coordinator:
             self.outcome.interrupted = True
             self._ask_to_stop(reason)
 
+    def note(self, event: events.Event) -> None:
+        """Puts into the run's log what others than its workers have to tell."""
+        self._emit(self.outcome.heed(event))
+
     # -- messages ---------------------------------------------------------------------------------------------------
 
     def _handle(self, message: Message) -> None:

@@ -23,6 +23,11 @@ from thinwire.protocol.messages import Failed
 MISTAKES: dict[str, type[ThinwireError]] = {kind.__name__: kind for kind in (CheckpointError, ConfigError, DataError)}
 """Errors about what a user gave, which only a worker could see; a traceback of thinwire's own lines would not help."""
 
+LEAVE_A_SLOT = (
+    "Let other jobs of the session end first, ask for fewer workers, give executors more cores (spark.executor.cores), "
+    "or use exchange='mesh'"
+)
+
 
 def failure(seat: Seat, failed: Failed, outcome: Outcome) -> tuple[events.WorkerFailed, ThinwireError]:
     """What went wrong in a worker, for the log and for the user."""
@@ -58,18 +63,24 @@ def keeps_failing(seats: Mapping[int, Seat], outcome: Outcome) -> DivergedError:
     return DivergedError(f"{where}: {what}, and all workers keep skipping steps for it{outcome.last_good()}")
 
 
-def nobody_came(policy: Policy) -> TimedOutError:
+def nobody_came(policy: Policy, outcome: Outcome) -> TimedOutError:
     """Why a run ends that never began."""
     who = "no worker" if policy.group_size == 1 else f"no group of {policy.group_size} workers"
-    return TimedOutError(f"{who} joined within {policy.deadlines.start_s:.0f} s; look at the workers' output for why")
+    what = f"{who} joined within {policy.deadlines.start_s:.0f} s"
+    if outcome.obstacle:
+        return TimedOutError(f"{what}: {outcome.obstacle}. {LEAVE_A_SLOT}.")
+    return TimedOutError(f"{what}; look at the workers' output for why")
 
 
-def nobody_left(policy: Policy, here: set[int]) -> LostWorkersError:
+def nobody_left(policy: Policy, here: set[int], outcome: Outcome) -> LostWorkersError:
     """Why a run ends that has lost too many."""
     lost = "all workers were lost"
     if policy.group_size > 1:
         lost = f"no group of {policy.group_size} is whole, of workers {sorted(here)} that are left,"
-    return LostWorkersError(f"{lost} and none came back; go on from the last checkpoint with resume")
+    what = f"{lost} and none came back"
+    if outcome.obstacle:
+        what = f"{what}; {outcome.obstacle}. {LEAVE_A_SLOT}"
+    return LostWorkersError(f"{what}; go on from the last checkpoint with resume")
 
 
 def too_few(policy: Policy, lost: Lost, alive: int) -> LostWorkersError:

@@ -76,6 +76,8 @@ class Outcome:
     """Why the exchange is set as it is."""
     warnings: list[str] = field(default_factory=list)
     """Where exchanging was found to hurt; the last few."""
+    obstacle: str = ""
+    """Why workers could not be heard, where the cluster knows."""
     nonfinite: int = 0
     """How often numbers that are not finite were left out."""
     flawed: dict[int, events.NonFinite] = field(default_factory=dict)
@@ -95,6 +97,9 @@ class Outcome:
             if event.left_out > self.warned_of:  # a worker may be away for many evaluations
                 _log.warning(LEFT_OUT, event.number, event.validation_rows, event.left_out)
             self.warned_of = event.left_out
+        elif isinstance(event, events.SlotAwaited):
+            self.obstacle = event.text
+            _log.warning("%s", event.text)
         elif isinstance(event, events.NonFinite):
             self.nonfinite += event.times
             self.flawed[event.worker] = event

@@ -153,6 +153,11 @@ class EventReducer:
         text = f"worker {event.get('worker')} waits for {event.get('waited_for')}"
         self._mark(now, "stalled", text, None if event.get("worker") is None else int(event["worker"]))
 
+    def _on_slot_awaited(self, event: dict[str, Any], now: float) -> None:
+        moved = event.get("moved")
+        text = f"no slot to visit workers {event.get('workers')} on {event.get('host')}"
+        self._mark(now, "stalled", text, None if moved is None else int(moved))
+
     def _on_progressed(self, event: dict[str, Any], now: float) -> None:
         row = self._row(event, now)
         row.attempt = int(event.get("attempt", row.attempt))

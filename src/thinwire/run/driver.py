@@ -100,12 +100,18 @@ class Run:
                 observe=self._job.observe,
             )
             with Display(coordinator, self._job, progress) as display:
+
+                def turn() -> None:
+                    for event in hub.notices():
+                        coordinator.note(event)
+                    display.turn()
+
                 self._log.listen(display.see)
                 interrupted = False
                 try:
                     while True:
                         try:
-                            outcome = coordinator.run(display.turn)
+                            outcome = coordinator.run(turn)
                             break
                         except KeyboardInterrupt:
                             if interrupted:

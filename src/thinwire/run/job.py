@@ -170,7 +170,10 @@ def work(
         runner.run()
     except LeftError as left:
         return left.done
-    except CutOffError:
+    except CutOffError as cut:
+        _log.warning("worker %s ends: %s", worker, cut)
+        if peer is None:
+            link.close()
         return False
     except BaseException as error:
         report = Failed(
@@ -206,7 +209,8 @@ def _build(
     batches: Batches = NoBatches()
     told: dict[str, Any] = {}
     if not helps:
-        with job.feed.shard(worker, given, functools.partial(_fetch, link, attempt)) as files:
+        fetch = functools.partial(_fetch, link, attempt, max(FETCH_S, job.silence_s))
+        with job.feed.shard(worker, given, fetch) as files:
             batches = own = ShardBatches(files, job, worker, resolve_device(spec.device))
             told = {"held": own.num_validation_rows} | ({} if files.same is None else {"same": files.same})
     greeting = hello() | {"rows": batches.num_rows} | told
@@ -263,20 +267,28 @@ def _part(job: Job, spec: TrainSpec, worker: int, attempt: int, link: Link, batc
     return job.part(job.placement, job.model, spec, worker, crew=crew, examples=examples, rows=job.batch_size)
 
 
-def _fetch(link: Link, attempt: int, name: str) -> Iterator[bytes]:
-    """One of this worker's files, piece by piece from the coordinator."""
-    index, count = 0, 1
+def _fetch(link: Link, attempt: int, patience_s: float, name: str) -> Iterator[bytes]:
+    """One of this worker's files, piece by piece from the coordinator.
+
+    Raises:
+        CutOffError: The coordinator has said nothing at all: nobody would hear of an error either.
+        TimedOutError: The coordinator is there, and does not send a piece.
+    """
+    index, count, heard = 0, 1, False
     while index < count:
-        asked, deadline = -math.inf, time.monotonic() + FETCH_S
+        asked, deadline = -math.inf, time.monotonic() + patience_s
         answer = None
         while answer is None:
             now = time.monotonic()
+            if now > deadline and not heard:
+                raise CutOffError(f"attempt {attempt} has heard nothing from the driver for {patience_s:.0f} s")
             if now > deadline:
-                raise TimedOutError(f"the driver did not send piece {index} of {name!r} within {FETCH_S:.0f} s")
+                raise TimedOutError(f"the driver did not send piece {index} of {name!r} within {patience_s:.0f} s")
             if now - asked > ASK_S:  # what was asked may be lost with a connection
                 asked = now
                 link.send(COORDINATOR, header_of(Fetch(attempt=attempt, name=name, index=index)))
             for message in link.receive(0.5):
+                heard = True
                 body = TO_WORKER.decode(message.header)
                 if isinstance(body, Piece) and (body.name, body.index) == (name, index):
                     answer, count = message, body.count

@@ -6,6 +6,7 @@ import json
 import queue
 from collections.abc import Callable, Mapping
 
+from thinwire.events import Event
 from thinwire.protocol.clock import REAL, Queue
 from thinwire.protocol.forms import Header
 from thinwire.protocol.messages import COORDINATOR, Message
@@ -99,6 +100,9 @@ class MemoryHub:
         return _drain(self._inbox, timeout_s)
 
     def broken(self) -> list[tuple[int, int]]:
+        return []
+
+    def notices(self) -> list[Event]:
         return []
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
+from thinwire.events import Event
 from thinwire.protocol.forms import Header
 from thinwire.protocol.messages import Message
 
@@ -60,6 +61,9 @@ class Hub(Protocol):
 
     def broken(self) -> list[tuple[int, int]]:
         """Workers and attempts whose connections have ended since the last call."""
+
+    def notices(self) -> list[Event]:
+        """What there is to tell of the wire itself since the last call, for the run's log."""
 
     def close(self) -> None: ...
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from thinwire.errors import ProtocolError
+from thinwire.events import Event
 from thinwire.protocol.clock import Time
 from thinwire.protocol.forms import Header, is_count, list_of
 from thinwire.protocol.messages import COORDINATOR, Beat, Fetch, Message, Piece, Pong
@@ -216,6 +217,9 @@ class ReliableHub:
 
     def broken(self) -> list[tuple[int, int]]:
         return self._hub.broken()
+
+    def notices(self) -> list[Event]:
+        return self._hub.notices()
 
     def close(self) -> None:
         """Tells all that they were heard: they wait for it."""

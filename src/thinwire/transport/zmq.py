@@ -19,6 +19,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from thinwire.errors import ProtocolError
+from thinwire.events import Event
 from thinwire.protocol.forms import Header
 from thinwire.protocol.messages import COORDINATOR, Message, is_address
 from thinwire.transport.admission import BACKLOG, HANDSHAKE_S, WATCHED, Admission, raise_descriptor_limit
@@ -284,6 +285,9 @@ class ZmqHub:
     def broken(self) -> list[tuple[int, int]]:
         found, self._broken = self._broken, []
         return found
+
+    def notices(self) -> list[Event]:
+        return []
 
     def _notice(self) -> None:
         """After what came before the break was read: who has gone says nothing more."""

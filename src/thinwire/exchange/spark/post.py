@@ -17,11 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from thinwire.errors import ThinwireError, WorkerError
+from thinwire import events
+from thinwire.errors import ConfigError, ThinwireError, WorkerError
 from thinwire.exchange.member import REFUSED
 from thinwire.exchange.round import BY_DESIGN
 from thinwire.exchange.spark.link import SPARK, Letter, SparkWire, name_of
 from thinwire.exchange.spark.places import Places
+from thinwire.exchange.spark.slots import FreeSlots, Mover, machines, may_grow, visits_description
 from thinwire.exchange.spark.sums import PATIENCE_S, Gathering, is_possible, shuffled
 from thinwire.exchange.spark.tasks import Members, carry_mail
 from thinwire.protocol.forms import Header, header_of
@@ -33,6 +35,8 @@ IDLE_S, WAIT_S, BRIEF_S = 0.1, 0.25, 0.01
 """How long a visit waits for something to be said; and while a machine's agents wait for a mean."""
 OWING_S = 0.3
 UNSEEN_S, FORGET_S = 3.0, 60.0
+WATCH_S = 1.0
+"""Between two looks at what has the slots, while an agent is not seen."""
 LONG_BYTES = 256 << 10
 IN_FLIGHT = 3
 """Rounds that are read, summed and sent at once: one each, as in MPCA's Fig. 8."""
@@ -74,6 +78,7 @@ class Post:
         self.gone: list[tuple[int, int]] = []
         """Agents that have ended, by worker and attempt, for the hub to tell."""
         self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.notices: queue.SimpleQueue[events.Event] = queue.SimpleQueue()
         self.error: BaseException | None = None
         self._bags: dict[str, _Bag] = {}
         self._lock = threading.Condition(threading.RLock())
@@ -81,18 +86,23 @@ class Post:
         self._attempts: dict[int, int] = {}
         self._rounds: dict[str, Gathering] = {}
         self._places = Places(self._context, wire)
+        self._mover = Mover(self._context, self._name_jobs)
         self._visited: set[str] = set()
         """Machines that a job is at."""
         self._pool = ThreadPoolExecutor(IN_FLIGHT, "spark-rounds", initializer=self._name_jobs)
-        self._open = True
+        self._open, self._closing = True, threading.Event()
         self.jobs = self.broadcasts = self.settled = self.refused = 0
         self._visitors: dict[str, threading.Thread] = {}
-        self._thread = threading.Thread(target=self._look_around, name="spark-post", daemon=True)
-        self._thread.start()
+        self._watchers = [
+            threading.Thread(target=self._look_around, name="spark-post", daemon=True),
+            threading.Thread(target=self._keep_slots_free, name="spark-slots", daemon=True),
+        ]
+        for thread in self._watchers:
+            thread.start()
 
     def _name_jobs(self) -> None:
         """Jobs of this thread are told apart in Spark's pages, and can be cancelled."""
-        self._context.setJobGroup(self._tag, "thinwire: visits to workers", interruptOnCancel=True)
+        self._context.setJobGroup(self._tag, visits_description(self._wire.run), interruptOnCancel=True)
         self._context.addJobTag(self._tag)
 
     def put(self, name: str, sender: int, header: Header, payload: Any = None) -> None:
@@ -116,14 +126,15 @@ class Post:
         with self._lock:
             self._open = False
             self._lock.notify_all()
+        self._closing.set()
         with contextlib.suppress(Exception):  # here and below: the session may have ended
             self._context.cancelJobsWithTag(self._tag)
-        for thread in (self._thread, *self._visitors.values()):
+        for thread in (*self._watchers, *self._visitors.values()):
             thread.join(20.0)
         self._pool.shutdown(wait=True, cancel_futures=True)
         with self._lock, contextlib.suppress(Exception):
             for bag in self._bags.values():
-                self._drop(bag.letters)
+                _drop(bag.letters)
             self._bags = {}
             self._places.close()
 
@@ -153,6 +164,33 @@ class Post:
                 if self._open:
                     self._lock.wait(IDLE_S)
 
+    def _keep_slots_free(self) -> None:
+        """Has agents that nobody can visit started again elsewhere. A thread of its own: where all slots are taken,
+        `_look_around` waits for one itself.
+        """
+        context, wire, workers = self._context, self._wire, self._workers
+        free = FreeSlots(
+            lambda: machines(context, workers=workers, run=wire.run, apart=wire.apart),
+            self._mover,
+            workers,
+            may_grow=may_grow(context),
+        )
+        while self._open:
+            try:
+                with self._lock:
+                    seen = {name: bag.seen_at for name, bag in self._bags.items() if bag.where is not None}
+                    begun = self._generation > 0
+                if sum(time.monotonic() - at < UNSEEN_S for at in seen.values()) < workers:
+                    heard = {int(name.partition(".")[2]): at for name, at in seen.items()}
+                    for event in free.look(heard, begun=begun):
+                        self.notices.put(event)
+            except ConfigError as error:
+                self.error = error
+                return
+            except Exception as error:  # the session may have ended; a Spark that tells less trains all the same
+                _log.debug("what has the cluster's slots is not known: %s", error)
+            self._closing.wait(WATCH_S)
+
     def _gives_up(self, error: Exception, since: float) -> bool:
         """Whether jobs have failed for so long that the run is to end."""
         if time.monotonic() - since > PATIENCE_S:
@@ -162,6 +200,8 @@ class Post:
     def _is_lost(self) -> bool:
         """Whether executors have come or gone, or an agent is not seen; one whose machine is just visited may be."""
         now = time.monotonic()
+        if now < self._mover.quiet_until:
+            return False
         if self._places.changed():
             return True
         with self._lock:
@@ -247,7 +287,7 @@ class Post:
         members, now = {name_of(w, a) for w, a in self._attempts.items()}, time.monotonic()
         for name, bag in self._bags.items():
             if name not in members and now - bag.seen_at > FORGET_S:
-                self._drop(bag.letters)
+                _drop(bag.letters)
                 bag.letters = []
 
     def _came(self, machine: str, boxes: dict[str, Any], parts: list[memoryview]) -> None:
@@ -263,7 +303,7 @@ class Post:
                 bag.where, bag.seen_at = machine, time.monotonic()
                 had = [letter for letter in bag.letters if letter.number <= int(told["seen"])]
                 bag.letters = [letter for letter in bag.letters if letter.number > int(told["seen"])]
-                self._drop(had)
+                _drop(had)
             there = {name: told["letters"] for name, told in boxes.items() if not told.get("gone")}
             if any(int(letter[0]) <= self._bags[name].ack for name, letters in there.items() for letter in letters):
                 return  # another visit has brought some of it: the next one brings the rest
@@ -291,11 +331,6 @@ class Post:
                 self._tell(worker, header)
         else:
             self.inbox.put(Message(worker, header, payload))
-
-    def _drop(self, letters: list[Letter]) -> None:
-        for letter in letters:
-            if isinstance(letter.payload, Shared):
-                letter.payload.drop()
 
     # -- rounds -----------------------------------------------------------------------------------------------------
 
@@ -410,8 +445,21 @@ class SparkHub:
         found, self.post.gone = self.post.gone, []
         return found
 
+    def notices(self) -> list[events.Event]:
+        found = list[events.Event]()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found.append(self.post.notices.get_nowait())
+        return found
+
     def close(self) -> None:
         self.post.close()
+
+
+def _drop(letters: list[Letter]) -> None:
+    for letter in letters:
+        if isinstance(letter.payload, Shared):
+            letter.payload.drop()
 
 
 def _explained(error: BaseException) -> BaseException:
