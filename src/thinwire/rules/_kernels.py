@@ -170,26 +170,22 @@ def encode_int4(values: Floats, work: Floats, keep: bool, out: Bytes, real: int)
 @register_jitable
 def _fold(sums: Floats) -> Any:
     """The sum of 64 numbers, halves added to each other; overwrites them."""
-    for k in range(32):
-        sums[k] = sums[k] + sums[k + 32]
     for k in range(16):
-        sums[k] = sums[k] + sums[k + 16]
-    for k in range(8):
-        sums[k] = sums[k] + sums[k + 8]
+        sums[k] = np.float32(sums[k] + sums[k + 32]) + np.float32(sums[k + 16] + sums[k + 48])
     for k in range(4):
-        sums[k] = sums[k] + sums[k + 4]
+        sums[k] = np.float32(sums[k] + sums[k + 8]) + np.float32(sums[k + 4] + sums[k + 12])
     return np.float32(np.float32(sums[0] + sums[2]) + np.float32(sums[1] + sums[3]))
 
 
 @register_jitable
-def _gather_mean(block: Floats, home: Floats, sums: Floats, real: int) -> tuple[Any, Any]:
-    """Bring d = block + home to `home`, and give the bits of the largest |d|, and the mean |d|."""
+def _gather_sum(block: Floats, home: Floats, sums: Floats) -> tuple[Any, Any]:
+    """Bring d = block + home to `home`, and give the bits of the largest |d|, and the sum of all |d|."""
     top = _gather(block, home)
     for k in range(64):
         first = np.float32(np.abs(home[k]) + np.abs(home[k + 64]))
         second = np.float32(np.abs(home[k + 128]) + np.abs(home[k + 192]))
         sums[k] = np.float32(first + second)
-    return top, np.float32(_fold(sums) / np.float32(real))
+    return top, _fold(sums)
 
 
 @register_jitable
@@ -213,8 +209,8 @@ def encode_sign1(values: Floats, work: Floats, keep: bool, out: Bytes, real: int
     for b in range(values.size // BLOCK):
         row = out[b * 36 : b * 36 + 36]
         home = _home(work, keep, b)
-        top, mean = _gather_mean(values[b * BLOCK : b * BLOCK + BLOCK], home, sums, real)
-        sent = mean
+        top, total = _gather_sum(values[b * BLOCK : b * BLOCK + BLOCK], home, sums)
+        sent = mean = np.float32(total / np.float32(real))
         if top >= TOO_LARGE_TO_SUM:
             home[:] = ZERO
             sent, mean = NAN, ZERO
@@ -231,30 +227,29 @@ def encode_sign1(values: Floats, work: Floats, keep: bool, out: Bytes, real: int
 
 
 @register_jitable
-def _at_most(magnitude: Any, split: Any) -> Any:
-    return ZERO if magnitude > split else magnitude
+def _past(d: Any, split: Any) -> Any:
+    """|d| where it is past `split`, else zero."""
+    magnitude = np.abs(d)
+    return magnitude if magnitude > split else ZERO
 
 
 @register_jitable
-def _past(magnitude: Any, split: Any, instead: Any) -> Any:
-    return instead if magnitude > split else ZERO
+def _side_means(home: Floats, total: Any, split: Any, sums: Floats, real: int) -> tuple[Any, Any]:
+    """The mean of the magnitudes up to `split`, and of those past it; zero where there are none.
 
-
-@register_jitable
-def _side_means(home: Floats, split: Any, lows: Floats, highs: Floats, counts: Floats, real: int) -> tuple[Any, Any]:
-    """The mean of the magnitudes up to `split`, and of those past it; zero where there are none."""
-    one = np.float32(1)
+    What is not past `split` has the rest of the sum, off by the sum's rounding: nothing beside the larger mean.
+    """
+    past = np.int32(0)
     for k in range(64):
-        a, b = np.abs(home[k]), np.abs(home[k + 64])
-        c, d = np.abs(home[k + 128]), np.abs(home[k + 192])
-        low = np.float32(_at_most(a, split) + _at_most(b, split))
-        lows[k] = low + np.float32(_at_most(c, split) + _at_most(d, split))
-        high = np.float32(_past(a, split, a) + _past(b, split, b))
-        highs[k] = high + np.float32(_past(c, split, c) + _past(d, split, d))
-        count = np.float32(_past(a, split, one) + _past(b, split, one))
-        counts[k] = count + np.float32(_past(c, split, one) + _past(d, split, one))
-    low, high, past = _fold(lows), _fold(highs), _fold(counts)
-    return np.float32(low / max(np.float32(real) - past, one)), np.float32(high / max(past, one))
+        first = np.float32(_past(home[k], split) + _past(home[k + 64], split))
+        sums[k] = first + np.float32(_past(home[k + 128], split) + _past(home[k + 192], split))
+        few = np.int32(np.int32(np.abs(home[k]) > split) + np.int32(np.abs(home[k + 64]) > split))
+        more = np.int32(np.int32(np.abs(home[k + 128]) > split) + np.int32(np.abs(home[k + 192]) > split))
+        past = np.int32(past + np.int32(few + more))
+    high = _fold(sums)
+    rest = max(np.float32(total - high), ZERO)
+    low = np.float32(rest / np.float32(max(np.int32(real - past), np.int32(1))))
+    return low, np.float32(high / np.float32(max(past, np.int32(1))))
 
 
 @register_jitable
@@ -282,13 +277,14 @@ def _take_side(home: Floats, k: int, low: Any, high: Any, split: Any) -> Any:
 
 def encode_sign2(values: Floats, work: Floats, keep: bool, out: Bytes, real: int) -> None:
     """Row: two magnitudes as bfloat16, then 64 bytes of sign and size of elements k (lowest), k + 64, … k + 192."""
-    lows, highs, counts = np.empty(64, np.float32), np.empty(64, np.float32), np.empty(64, np.float32)
+    sums = np.empty(64, np.float32)
     for b in range(values.size // BLOCK):
         row = out[b * 68 : b * 68 + 68]
         home = _home(work, keep, b)
-        top, mean = _gather_mean(values[b * BLOCK : b * BLOCK + BLOCK], home, lows, real)
+        top, total = _gather_sum(values[b * BLOCK : b * BLOCK + BLOCK], home, sums)
+        mean = np.float32(total / np.float32(real))
         split = np.float32(mean * SPLIT)
-        low, high = _side_means(home, split, lows, highs, counts, real)
+        low, high = _side_means(home, total, split, sums, real)
         word = np.uint32(_half_word(low) | _half_word(high) << np.uint32(16))
         if top >= TOO_LARGE_TO_SUM:
             home[:] = ZERO

@@ -33,67 +33,22 @@ def exchange_ratio(exchange_s: float, step_s: float) -> float:
     return exchange_s / step_s
 
 
-def round_steps(ratio: float, bits: int, fragments: int, *, latency: float = 0.0) -> int:
-    """Steps that the round of one fragment takes.
+def num_fragments(ratio: float, bits: int, *, latency: float = 0.0, most: int = 64) -> int:
+    """Fragments for which one compressed fragment's exchange fits inside one step, with a little room.
 
-    T = max(1, ⌈L + R·(bits + 1/8) / (32·F) + 0.05⌉)
+    F = max(1, ⌈R·(bits + 1/8) / (32·(0.95 − L))⌉)
 
-    A block of 256 values has a header of 32 bits beside them; L is what a round takes beside its bytes, in steps. The
-    room of a twentieth matters: replies are taken up between steps, so that what takes a little more than one step
-    takes two.
+    A block of 256 values has a scale of 32 bits beside them; L is the latency of an exchange in steps. The room
+    matters: replies are taken up between steps, so that what takes a little more than one step takes two. Where the
+    latency alone is half a step or more, one step is missed anyway and only the bytes have to fit.
 
-    >>> round_steps(14, 4, 2), round_steps(14, 4, 1), round_steps(64, 1, 3), round_steps(64, 1, 3, latency=0.5)
-    (1, 2, 1, 2)
+    >>> num_fragments(14, 4), num_fragments(56, 4), num_fragments(94, 2), num_fragments(0.2, 4)
+    (2, 8, 7, 1)
+    >>> num_fragments(56, 4, latency=0.3), num_fragments(56, 4, latency=0.8)
+    (12, 8)
     """
-    return max(1, math.ceil(latency + ratio * (bits + SCALE_BITS) / 32 / fragments + 1 - ROOM - 1e-9))
-
-
-def age(ratio: float, bits: int, fragments: int, *, latency: float = 0.0) -> float:
-    """Steps until what one replica has learnt is in the joint model, and in the others' next contributions, on average.
-
-    age = T·(2 + F·(1/2 + ε / (1 − ε)))
-
-    A fragment comes round every F·T steps: what a replica has learnt waits for half of that, and takes a round. What the
-    others contribute meanwhile takes another. The codec leaves a share ε of it for the fragment's next round, which
-    leaves as much of that again; ε is `LEFT`.
-
-    >>> round(age(64, 4, 9), 2), round(age(64, 2, 5), 2), round(age(64, 1, 3), 2)  # 2 + 9·(1/2 + 0.016/0.984)
-    (6.65, 5.17, 5.22)
-    """
-    left = LEFT[bits]
-    return round_steps(ratio, bits, fragments, latency=latency) * (2 + fragments * (0.5 + left / (1 - left)))
-
-
-def freshest(
-    ratio: float,
-    choice: Sequence[int] = PACKED,
-    *,
-    workers: int = 8,
-    latency: float = 0.0,
-    least: int = 1,
-    most: int = 64,
-) -> tuple[int, int]:
-    """Bits and fragments under which the joint model is youngest, or nearly so in more bits.
-
-    age ≤ (1 + 0.8 / K) · least age
-
-    >>> [freshest(ratio) for ratio in (4, 10, 16, 64, 256)]
-    [(4, 1), (2, 1), (2, 2), (2, 5), (2, 18)]
-    >>> [freshest(ratio, workers=32) for ratio in (4, 10, 16, 64, 256)]
-    [(4, 1), (2, 1), (1, 1), (2, 5), (1, 10)]
-    >>> freshest(16, latency=1), freshest(16, latency=8)  # few rounds where each takes long whatever it carries
-    ((2, 2), (4, 1))
-    >>> freshest(64, (4,)), freshest(16, least=4, most=4)
-    ((4, 9), (4, 4))
-    """
-    ages = {
-        (bits, count): age(ratio, bits, count, latency=latency)
-        for bits in sorted(choice, reverse=True)
-        for count in range(least, max(least, most) + 1)
-    }
-    best = min(ages.values())
-    bits = next(bits for (bits, _), steps in ages.items() if steps <= (1 + NOISE / workers) * best)
-    return min((key for key in ages if key[0] == bits), key=lambda key: ages[key])
+    room = ROOM - latency if latency < ROOM / 2 else ROOM
+    return min(most, max(1, math.ceil(ratio * (bits + SCALE_BITS) / 32 / room)))
 
 
 def fragments_in_passing(handling_s: float, step_s: float, *, share: float = 0.03, most: int = 64) -> int:
@@ -105,6 +60,45 @@ def fragments_in_passing(handling_s: float, step_s: float, *, share: float = 0.0
     (10, 1)
     """
     return min(most, max(1, math.ceil(handling_s / (share * step_s))))
+
+
+def age(ratio: float, bits: int, *, least: float = 1, most: float = 64) -> float:
+    """Steps until what one replica has learnt is in the joint model, and in the others' next contributions, on average.
+
+    W = R·(bits + 1/8) / (32·0.95),  F = min(most, max(least, W)),  T = max(1, W / F)
+    age = T·(2 + F·(1/2 + ε / (1 − ε)))
+
+    A round takes T steps, and a fragment comes round every F·T of them: what a replica has learnt waits for half of
+    that, and takes a round. What the others contribute meanwhile takes another. The codec leaves a share ε of it for
+    the fragment's next round, which leaves as much of that again; ε is `LEFT`.
+
+    >>> [round(age(64, bits), 2) for bits in (4, 2, 1)]  # W is 8.7, 4.5 and 2.4
+    [6.48, 4.84, 4.54]
+    >>> round(age(64, 1, least=2, most=2), 2)  # W / F is 1.2
+    4.91
+    """
+    whole = ratio * (bits + SCALE_BITS) / 32 / ROOM
+    fragments, left = min(most, max(least, whole)), LEFT[bits]
+    return max(1.0, whole / fragments) * (2 + fragments * (0.5 + left / (1 - left)))
+
+
+def choose_bits(
+    ratio: float, choice: Sequence[int] = PACKED, *, workers: int = 8, least: int = 1, most: int = 64
+) -> int:
+    """The most bits under which the joint model is youngest, or nearly so.
+
+    age ≤ (1 + 0.8 / K) · least age
+
+    >>> [choose_bits(ratio) for ratio in (4, 16, 64, 400)]
+    [4, 2, 2, 1]
+    >>> [choose_bits(ratio, workers=32) for ratio in (4, 16, 64, 400)]
+    [4, 2, 1, 1]
+    >>> choose_bits(16, least=9, most=9), choose_bits(64, least=1, most=1), choose_bits(64, (8,))
+    (4, 1, 8)
+    """
+    ages = {bits: age(ratio, bits, least=least, most=most) for bits in choice}
+    youngest = min(ages.values())
+    return max(bits for bits, steps in ages.items() if steps <= (1 + NOISE / workers) * youngest)
 
 
 def widths(ratio: float, *, latency: float = 0.0) -> tuple[int, ...]:

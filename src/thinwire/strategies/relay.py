@@ -118,19 +118,20 @@ class Relay(Strategy):
     def _cut(
         self, measured: Measured, current: Setting | None, *, ratio: float, latency: float = 0.0, count: int = 0
     ) -> Setting:
-        choice = self._bits(ratio, latency)
-        late = latency + self._rest(measured)
+        most = max(1, min(64, measured.size // 4096))
         if self.fragments != "auto":
             count = self.fragments
-        least, most = count, count
+        least, limit = (count, count) if count else (1, most)
+        choice = self._bits(ratio, latency)
+        bits = relay.choose_bits(ratio, choice, workers=measured.workers, least=least, most=limit)
         if not count:
-            most = max(1, min(64, measured.size // 4096))
+            late = latency + self._rest(measured)  # one piece and the rest of its round are to fit into a step
+            wire = relay.num_fragments(ratio, bits, latency=late, most=most)
             round_s = (measured.step_s or 1.0) * max(1.0, latency)
-            least = relay.fragments_in_passing(measured.handling_s or 0.0, round_s, most=most)
-        bits, count = relay.freshest(ratio, choice, workers=measured.workers, latency=late, least=least, most=most)
-        if current and count <= current.fragments <= min(most, count * KEPT) and CODECS[bits] == current.codec:
-            count = current.fragments
-        waits = count * relay.round_steps(ratio, bits, count, latency=late) if self._knows(measured) else 0
+            count = max(wire, relay.fragments_in_passing(measured.handling_s or 0.0, round_s, most=most))
+            if current and count <= current.fragments <= count * KEPT and CODECS[bits] == current.codec:
+                count = current.fragments
+        waits = count * max(1.0, latency + self._rest(measured)) if self._knows(measured) else 0.0
         decay = relay.choose_momentum(waits, measured.workers) if self.momentum == "auto" else self.momentum
         return Setting(fragments=count, codec=CODECS[bits], momentum=decay)
 
