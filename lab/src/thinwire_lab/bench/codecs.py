@@ -36,7 +36,7 @@ def codecs(quick: bool, say: Say) -> Report:
 
 
 def codec_costs(size: int, repeats: int) -> dict[str, dict[str, Any]]:
-    """Seconds of one axpy, and of both halves of every codec; one thread, in turn, so that all see the same machine."""
+    """Processor seconds of one axpy, and of both halves of every codec; one thread, in turn, so that all see the same machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -68,6 +68,6 @@ def ratios(costs: dict[str, dict[str, Any]], name: str, kind: str) -> list[float
 
 
 def _timed(act: Callable[[], object]) -> float:
-    began = time.perf_counter()
+    began = time.thread_time()  # what other programs take of the processor meanwhile is not counted
     act()
-    return time.perf_counter() - began
+    return time.thread_time() - began
