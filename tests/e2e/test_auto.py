@@ -39,7 +39,7 @@ def tried(log: list[events.Event]) -> list[events.Tried]:
         (0.8, "bfloat16", 1, False),
         (1.5, "int8", 1, False),
         (12.0, "int4", (2, 3), False),
-        (30.0, "sign2", (3, 4), False),
+        (45.0, "sign2", tuple(range(3, 9)), False),
         (150.0, "sign2", tuple(range(5, 21)), False),
     ],
 )

@@ -39,7 +39,7 @@ SMALLEST_SCALE = np.float32(2.0**-126)
 MAGNITUDE = np.int32(0x7FFFFFFF)
 SIGN = np.uint32(0x80000000)
 TOO_LARGE = np.int32(0x7E800000)  # 2**126: below it scale, inverse and q * scale are finite; past it inf, NaN
-TOO_LARGE_TO_SUM = np.int32(0x7A800000)  # 2**118: below it a block's magnitudes add up to less than 2**126
+TOO_LARGE_A_SUM = np.float32(2.0**126)  # of a block's magnitudes; NaN is not below it either
 SPLIT = np.float32(1.23)  # in mean magnitudes: where the two of a Gaussian part best (Max 1960: 0.98 rms)
 
 
@@ -178,14 +178,14 @@ def _fold(sums: Floats) -> Any:
 
 
 @register_jitable
-def _gather_sum(block: Floats, home: Floats, sums: Floats) -> tuple[Any, Any]:
-    """Bring d = block + home to `home`, and give the bits of the largest |d|, and the sum of all |d|."""
-    top = _gather(block, home)
+def _gather_sum(block: Floats, home: Floats, sums: Floats) -> Any:
+    """Bring d = block + home to `home`, and give the sum of all |d|."""
     for k in range(64):
-        first = np.float32(np.abs(home[k]) + np.abs(home[k + 64]))
-        second = np.float32(np.abs(home[k + 128]) + np.abs(home[k + 192]))
-        sums[k] = np.float32(first + second)
-    return top, _fold(sums)
+        a, b = np.float32(home[k] + block[k]), np.float32(home[k + 64] + block[k + 64])
+        c, d = np.float32(home[k + 128] + block[k + 128]), np.float32(home[k + 192] + block[k + 192])
+        home[k], home[k + 64], home[k + 128], home[k + 192] = a, b, c, d
+        sums[k] = np.float32(np.abs(a) + np.abs(b)) + np.float32(np.abs(c) + np.abs(d))
+    return _fold(sums)
 
 
 @register_jitable
@@ -209,9 +209,9 @@ def encode_sign1(values: Floats, work: Floats, keep: bool, out: Bytes, real: int
     for b in range(values.size // BLOCK):
         row = out[b * 36 : b * 36 + 36]
         home = _home(work, keep, b)
-        top, total = _gather_sum(values[b * BLOCK : b * BLOCK + BLOCK], home, sums)
+        total = _gather_sum(values[b * BLOCK : b * BLOCK + BLOCK], home, sums)
         sent = mean = np.float32(total / np.float32(real))
-        if top >= TOO_LARGE_TO_SUM:
+        if not total < TOO_LARGE_A_SUM:
             home[:] = ZERO
             sent, mean = NAN, ZERO
         elif mean < SMALLEST_SCALE:
@@ -281,12 +281,12 @@ def encode_sign2(values: Floats, work: Floats, keep: bool, out: Bytes, real: int
     for b in range(values.size // BLOCK):
         row = out[b * 68 : b * 68 + 68]
         home = _home(work, keep, b)
-        top, total = _gather_sum(values[b * BLOCK : b * BLOCK + BLOCK], home, sums)
+        total = _gather_sum(values[b * BLOCK : b * BLOCK + BLOCK], home, sums)
         mean = np.float32(total / np.float32(real))
         split = np.float32(mean * SPLIT)
         low, high = _side_means(home, total, split, sums, real)
         word = np.uint32(_half_word(low) | _half_word(high) << np.uint32(16))
-        if top >= TOO_LARGE_TO_SUM:
+        if not total < TOO_LARGE_A_SUM:
             home[:] = ZERO
             word = np.uint32(0x7FC07FC0)
             low, high = ZERO, ZERO

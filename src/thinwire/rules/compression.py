@@ -28,12 +28,12 @@ count in no mean, and bytes that would hold padding alone are not sent. float32 
 little-endian numbers. Packing blocks one after the other is the same as packing them at once, so a vector may be
 encoded in pieces that start at multiples of `BLOCK`.
 
-**Values out of the ordinary.** In blocks: a block holding NaN, infinity or a magnitude of 2**126 or more (2**118
-in the sign codecs, which add magnitudes up) decodes to NaN throughout and leaves a residual of zero, so divergence
-is seen but does not outlive the step; other blocks are untouched. A block whose scale or mean would be below
-2**-126 (all zeros, or next to it) decodes to zeros, and its residual keeps the values. bfloat16: NaN and infinity
-pass, numbers past its range become infinite, and these elements alone leave a residual of zero. Any bytes of the
-right length decode to something.
+**Values out of the ordinary.** In blocks: a block holding NaN, infinity or a magnitude of 2**126 or more (in the
+sign codecs: whose magnitudes add up to as much) decodes to NaN throughout and leaves a residual of zero, so
+divergence is seen but does not outlive the step; other blocks are untouched. A block whose scale or mean would be
+below 2**-126 (all zeros, or next to it) decodes to zeros, and its residual keeps the values. bfloat16: NaN and
+infinity pass, numbers past its range become infinite, and these elements alone leave a residual of zero. Any bytes
+of the right length decode to something.
 
 Attribution: Seide et al., "1-bit stochastic gradient descent and its application to data-parallel
 distributed training of speech DNNs", Interspeech 2014 (error feedback); Karimireddy et al., "Error feedback

@@ -36,7 +36,7 @@ def codecs(quick: bool, say: Say) -> Report:
 
 
 def codec_costs(size: int, repeats: int) -> dict[str, dict[str, Any]]:
-    """Processor seconds of one axpy, and of both halves of every codec; one thread, in turn, so that all see the same machine."""
+    """Processor seconds of one axpy and of both halves of every codec: one thread, in turn on the same machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
