@@ -7,11 +7,13 @@ symmetrically, on a scale of its own::
     q     = rint(d / scale)          half to even, in -levels .. levels
     deq   = scale · q
 
-so the error of an element is at most half its block's scale. (Sixteen levels in steps of a third of the block's root
-mean square, Max's for a Gaussian, leave 0.011 of a Gaussian's square where int4 leaves 0.016, but 0.036 against 0.032
-of a Laplacian's and 0.15 against 0.07 with three degrees of freedom: they cut off what is large.) With fewer levels the largest value would decide
-over all others, of which next to nothing would be sent. The sign codecs send every sign, and how large the
-elements of a block are on average; sign2 tells two sides apart, and has a mean for each::
+so the error of an element is at most half its block's scale. Sixteen levels in steps of a third of the block's root
+mean square (Max's for a Gaussian) leave 0.011 of a Gaussian's square where int4 leaves 0.016, but 0.036 against
+0.032 of a Laplacian's and 0.15 against 0.07 with three degrees of freedom, since they cut off what is large.
+
+With fewer levels the largest value would decide over all others, of which next to nothing would be sent. The sign
+codecs send every sign, and how large the elements of a block are on average; sign2 tells two sides apart, and has a
+mean for each::
 
     sign1    deq = sign(d) · mean|d|
     sign2    deq = sign(d) · (high if |d| > 1.23 · mean|d| else low)
