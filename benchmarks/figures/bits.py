@@ -29,7 +29,7 @@ import thinwire as tw
 from thinwire import events
 from thinwire_lab.bench.report import about
 
-FEATURES, CLASSES = 64, 10
+FEATURES, CLASSES, STEP_S = 64, 10, 0.1
 HELD_OUT = 10_000
 FREE = "free"
 KEYS = ("optimizer", "workers", "batch", "steps", "latency_s", "ratio", "bits")
@@ -73,7 +73,9 @@ def trial(given: argparse.Namespace, ratio: float, bits: str, seed: int) -> dict
     rows = drawn(given.workers * given.batch * given.steps + HELD_OUT)
     last = len(rows["label"]) - HELD_OUT
     log: list[events.SettingChanged] = []
-    wire = {"ratio": 1e-6, "latency_s": 0.0} if bits == FREE else {"ratio": ratio, "latency_s": given.latency_s}
+    size = 4 * sum(p.numel() for p in network().parameters())
+    wire = {"link": 1e15, "latency_s": 0.0} if bits == FREE else {"link": 2 * size / (ratio * STEP_S)}
+    wire |= {"latency_s": given.latency_s} if bits != FREE else {}
     result = tw.fit(
         network,
         {name: values[:last] for name, values in rows.items()},
@@ -81,7 +83,7 @@ def trial(given: argparse.Namespace, ratio: float, bits: str, seed: int) -> dict
         optimizer=OPTIMIZERS[given.optimizer],
         scheduler={"name": "cosine", "every": "step"},
         strategy=strategy_of(bits),
-        cluster=tw.Simulated(workers=given.workers, **wire),
+        cluster=tw.Simulated(workers=given.workers, step_s=STEP_S, **wire),
         steps=given.steps,
         batch_size=given.batch,
         validation={name: values[last:] for name, values in rows.items()},
