@@ -302,6 +302,7 @@ DEEP, WARM = functools.partial(percent, "ratios110_augmented"), functools.partia
 TABLE = "share of the link used"
 SPARK = "broadcast + treeReduce ÷ spark"
 SIZES = ("1 MB", "10 MB", "50 MB")
+CODED = ("encode_feedback", "accumulate")
 CODECS = ("float32", "bfloat16", "int8", "int4", "int2")
 
 CLAIMS: list[tuple[str, str, Callable[[], list[float]]]] = [
@@ -692,6 +693,14 @@ CLAIMS: list[tuple[str, str, Callable[[], list[float]]]] = [
         BENCHMARKS,
         "in float32 from {} to {}, in bfloat16 from {} to {}.",
         lambda: extent("wire", SPARK, "50 MB") + extent("wire", SPARK + " in bfloat16", "50 MB"),
+    ),
+    *(
+        (
+            BENCHMARKS,
+            f"| {name} | {{}} | {{}} |",
+            functools.partial(lambda name: [rows("codecs", f"{k} ÷ axpy", name)[0] for k in CODED], name),
+        )
+        for name in ("bfloat16", "int8", "int4", "sign2", "sign1")
     ),
     (
         BENCHMARKS,

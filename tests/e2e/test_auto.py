@@ -38,8 +38,9 @@ def tried(log: list[events.Event]) -> list[events.Tried]:
         (0.4, "float32", 1, False),
         (0.8, "bfloat16", 1, False),
         (1.5, "int8", 1, False),
-        (30.0, "int4", (3, 4, 5), False),
-        (150.0, "int2", tuple(range(5, 21)), False),
+        (12.0, "int4", (2, 3), False),
+        (45.0, "sign2", tuple(range(3, 9)), False),
+        (150.0, "sign2", tuple(range(5, 21)), False),
     ],
 )
 def test_it_takes_what_fits_the_link(ratio: float, codec: str, fragments: Any, waits: bool) -> None:
@@ -73,8 +74,8 @@ def test_a_link_that_slows_down_is_noticed_and_answered() -> None:
     result, log = fit(tw.Auto(), cluster, steps=600)
     chosen = [e.setting["codec"] for e in log if isinstance(e, events.SettingChanged)]
     assert "float32" in chosen
-    assert chosen[-1] == "int4"
-    assert "int4" in result.summary["choice"]
+    assert chosen[-1] == "sign2"
+    assert "sign2" in result.summary["choice"]
     assert result.summary["busy"] >= 0.99
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from thinwire.errors import ConfigError
 from thinwire.rules import averaging, elastic, mpca, outer, period, relay, staleness
+from thinwire.rules.compression import CODECS
 
 vectors = some.lists(some.floats(-100, 100, width=32), min_size=3, max_size=3).map(lambda v: torch.tensor(v))
 shares = some.floats(0, 1)
@@ -166,12 +167,48 @@ def test_a_link_on_which_size_does_not_matter_has_only_latency() -> None:
     assert found.seconds(1e9) == pytest.approx(0.3)
 
 
-@given(some.floats(0, 5000), some.sampled_from([2, 4, 8]))
+@given(some.floats(0, 5000), some.sampled_from([1, 2, 4, 8]))
 def test_relay_s_fragments_fit_inside_a_step(ratio: float, bits: int) -> None:
     count = relay.num_fragments(ratio, bits, most=10_000)
     assert count >= 1
     assert ratio * (bits + 1 / 8) / 32 / count <= 0.95 + 1e-9
     assert relay.num_fragments(ratio, bits) <= 64
     assert relay.exchange_ratio(ratio * 0.1, 0.1) == pytest.approx(ratio)
-    assert relay.choose_momentum(count, 4) == 0.0
-    assert (relay.choose_momentum(count, 8) > 0) == (count >= 8)
+
+
+@given(some.floats(0, 2000), some.floats(0, 2000), some.integers(2, 100))
+def test_the_slower_the_link_and_the_more_the_workers_the_fewer_the_bits(
+    one: float, other: float, workers: int
+) -> None:
+    fast, slow = sorted((one, other))
+    assert relay.choose_bits(fast, workers=workers) >= relay.choose_bits(slow, workers=workers)
+    assert relay.choose_bits(slow, workers=2) >= relay.choose_bits(slow, workers=workers)
+
+
+@given(some.floats(0, 7.2), some.integers(2, 200))
+def test_what_crosses_within_a_step_keeps_its_bits(ratio: float, workers: int) -> None:
+    assert relay.choose_bits(ratio, workers=workers) == 4
+
+
+def test_four_bits_in_nine_fragments_give_way_to_fewer_bits_in_fewer() -> None:
+    bits = relay.choose_bits(64)
+    assert bits < 4
+    assert relay.num_fragments(64, bits) < relay.num_fragments(64, 4) == 9
+
+
+def test_fragments_that_are_given_leave_the_codec_that_is_freshest_with_them() -> None:
+    assert relay.choose_bits(10, least=9, most=9) == 4
+    assert relay.choose_bits(64, least=2, most=2) == 1
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_what_a_codec_leaves_of_a_gaussian_is_what_the_rule_takes_it_for(bits: int) -> None:
+    chosen = next(each for each in CODECS.values() if each.bits == bits)
+    values = torch.randn(256_000, generator=torch.Generator().manual_seed(0))
+    left = chosen.decode(chosen.encode(values), len(values)) - values
+    assert float(left.square().mean() / values.square().mean()) == pytest.approx(relay.LEFT[bits], rel=0.03, abs=1e-3)
+
+
+@given(some.integers(1, 64), some.integers(1, 64))
+def test_outer_momentum_is_for_fragments_that_come_round_seldom_over_many_workers(steps: int, workers: int) -> None:
+    assert (relay.choose_momentum(steps, workers) > 0) == (steps >= 5 and workers >= 8)

@@ -18,7 +18,7 @@ from thinwire.parameters import Fragment
 from thinwire.strategies import Setting
 
 SIZES = (1, 2, 255, 256, 257, 700, 1024, 3001)
-LOSSY = ("bfloat16", "int8", "int4", "int2")
+LOSSY = ("bfloat16", "int8", "int4", "sign2", "sign1")
 
 
 def over(seeds: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -220,16 +220,18 @@ def test_with_feedback_nothing_is_lost_and_accumulated_means_come_to_the_truth(m
     contributed = sum(v.double() for v in values) * num_rounds
     assert torch.allclose(landed * workers + net.owed(), contributed, atol=2e-3)
     coarsest = 3 * max(float(v.abs().max()) for v in values)
-    assert float((landed / num_rounds - contributed / workers / num_rounds).abs().max()) < coarsest / num_rounds * 3
+    slower = 2 if name == "sign1" else 1  # what is far above the mean waits until its residual has raised that
+    off = (landed - contributed / workers).abs().max() / num_rounds
+    assert float(off) < slower * coarsest / num_rounds * 3
 
 
-def test_without_feedback_int2_stays_away_from_the_truth(mesh: Any) -> None:
+def test_without_feedback_one_bit_stays_away_from_the_truth(mesh: Any) -> None:
     """What the feedback is for: the test above would fail here."""
     net = mesh(range(2), size=256, feedback=False)
     values = torch.linspace(0.05, 1.0, 256)
     for round in range(20):
         for worker in range(2):
-            net.launch(worker, f"train:{round}", values, codec_name="int2")
+            net.launch(worker, f"train:{round}", values, codec_name="sign1")
         net.run()
     mean = torch.stack([net.mean(f"train:{round}") for round in range(20)]).mean(0)
     assert float((mean - values).abs().max()) > 0.3

@@ -7,13 +7,13 @@ from dataclasses import fields
 from typing import Any
 
 from thinwire.protocol.forms import form, is_count, is_number, is_real, is_text, is_truth, list_of, maybe, or_empty
-from thinwire.rules.compression import CODECS
+from thinwire.rules.compression import is_codec
 from thinwire.strategies import Setting
 
 _SETTING = form(
     {},
     fragments=lambda value: is_count(value) and value >= 1,
-    codec=lambda value: value is None or (is_text(value) and value in CODECS),
+    codec=lambda value: value is None or (is_text(value) and is_codec(value)),
     momentum=maybe(is_number),
     pull=maybe(is_number),
     rate=maybe(is_number),

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 ROOM = 0.95
 """Share of a step that one fragment's exchange may take."""
 EASE = 0.5
 """And that of the whole model in more bits than are needed."""
 SCALE_BITS = 32 / 256
-SELDOM, MANY = 8, 8
+LEFT = {32: 0.0, 16: 0.0, 8: 0.0, 4: 0.016, 2: 0.118, 1: 0.364}
+"""Share of a Gaussian vector's square that a codec of so many bits leaves to error feedback."""
+PACKED = (4, 2, 1)
+"""Bits to choose from where the model does not cross with ease, the richest first."""
+NOISE = 0.8
+"""Over the number of workers: the share by which a richer codec's age may pass the least. Fewer bits add noise too, of
+which the mean over many workers keeps little."""
+SELDOM, MANY = 5, 8
 """Steps between two averages of a fragment from which replicas drift apart, and workers from which that costs more than
 going too far does."""
 WAITING = 0.03
@@ -54,31 +62,61 @@ def fragments_in_passing(handling_s: float, step_s: float, *, share: float = 0.0
     return min(most, max(1, math.ceil(handling_s / (share * step_s))))
 
 
-def choose_bits(ratio: float) -> int:
-    """Two bits where the wire is slower than 64 steps an exchange, else four.
+def age(ratio: float, bits: int, *, least: float = 1, most: float = 64) -> float:
+    """Steps until what one replica has learnt is in the joint model, and in the others' next contributions, on average.
 
-    >>> choose_bits(16), choose_bits(64), choose_bits(107)
-    (4, 4, 2)
+    W = R·(bits + 1/8) / (32·0.95),  F = min(most, max(least, W)),  T = max(1, W / F)
+    age = T·(2 + F·(1/2 + ε / (1 − ε)))
+
+    A round takes T steps, and a fragment comes round every F·T of them: what a replica has learnt waits for half of
+    that, and takes a round. What the others contribute meanwhile takes another. The codec leaves a share ε of it for
+    the fragment's next round, which leaves as much of that again; ε is `LEFT`.
+
+    >>> [round(age(64, bits), 2) for bits in (4, 2, 1)]  # W is 8.7, 4.5 and 2.4
+    [6.48, 4.84, 4.54]
+    >>> round(age(64, 1, least=2, most=2), 2)  # W / F is 1.2
+    4.91
     """
-    return 2 if ratio > 64 else 4
+    whole = ratio * (bits + SCALE_BITS) / 32 / ROOM
+    fragments, left = min(most, max(least, whole)), LEFT[bits]
+    return max(1.0, whole / fragments) * (2 + fragments * (0.5 + left / (1 - left)))
 
 
-def richest_bits(ratio: float, *, latency: float = 0.0) -> int:
-    """The widest codec in which the whole model crosses with ease within one step, else what `choose_bits` says.
+def choose_bits(
+    ratio: float, choice: Sequence[int] = PACKED, *, workers: int = 8, least: int = 1, most: int = 64
+) -> int:
+    """The most bits under which the joint model is youngest, or nearly so.
+
+    age ≤ (1 + 0.8 / K) · least age
+
+    >>> [choose_bits(ratio) for ratio in (4, 16, 64, 400)]
+    [4, 2, 2, 1]
+    >>> [choose_bits(ratio, workers=32) for ratio in (4, 16, 64, 400)]
+    [4, 2, 1, 1]
+    >>> choose_bits(16, least=9, most=9), choose_bits(64, least=1, most=1), choose_bits(64, (8,))
+    (4, 1, 8)
+    """
+    ages = {bits: age(ratio, bits, least=least, most=most) for bits in choice}
+    youngest = min(ages.values())
+    return max(bits for bits, steps in ages.items() if steps <= (1 + NOISE / workers) * youngest)
+
+
+def widths(ratio: float, *, latency: float = 0.0) -> tuple[int, ...]:
+    """The widest codec in which the whole model crosses with ease within one step; where there is none, `PACKED`.
 
     R·(bits + 1/8) / 32 ≤ 0.5 − L
 
     With ease: a round that takes most of a step misses every other one, which costs more than fewer bits do.
 
-    >>> richest_bits(0.4), richest_bits(0.9), richest_bits(1.5), richest_bits(11.6), richest_bits(107.8)
-    (32, 16, 8, 4, 2)
-    >>> richest_bits(0.7, latency=0.2)
-    8
+    >>> widths(0.4), widths(0.9), widths(1.5), widths(11.6)
+    ((32,), (16,), (8,), (4, 2, 1))
+    >>> widths(0.7, latency=0.2)
+    (8,)
     """
     for bits in (32, 16, 8):
-        if ratio * (bits + 1 / 8) / 32 <= EASE - latency:
-            return bits
-    return choose_bits(ratio)
+        if ratio * (bits + SCALE_BITS) / 32 <= EASE - latency:
+            return (bits,)
+    return PACKED
 
 
 def worth_waiting(ratio: float, latency: float, *, waits: bool = False) -> bool:
@@ -98,7 +136,7 @@ def choose_momentum(steps: float, workers: int) -> float:
     Fresh averages follow synchronous SGD by themselves. Momentum moves the joint model 1/(1 − μ) times as far as the
     replicas went, which at the learning rate that synchronous SGD was tuned for is too far.
 
-    >>> choose_momentum(2, 8), choose_momentum(8, 8), choose_momentum(8, 4)
+    >>> choose_momentum(2, 8), choose_momentum(5, 8), choose_momentum(5, 4)
     (0.0, 0.3, 0.0)
     """
     return 0.3 if steps >= SELDOM and workers >= MANY else 0.0
