@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from thinwire.exchange.cuts import Cut, Cuts
 from thinwire.parameters import Fragment
 from thinwire.protocol.observation import Observer, StateLoaded, unobserved
 from thinwire.rules.finite import count_not_finite, is_finite
-from thinwire.strategies import Measured, Setting, Strategy
+from thinwire.strategies import Measured, Setting, Strategy, Taken
 
 MODEL = "the joint model"
 PIECE = 1 << 16
@@ -74,7 +75,7 @@ class JointState:
         self.lock = threading.RLock()
         self.landed = 0
         self.version = 0
-        """Updates that servers had merged when a checkpoint was made."""
+        """Updates that servers had merged when a checkpoint was made; steps that the joint optimizer has taken."""
         self.behind: dict[int, int] = {}
         """By parameter, in how many of them it took no step."""
         self.state, _ = strategy.open(x)
@@ -120,8 +121,7 @@ class JointState:
     def land(self, round: int, fragment: Fragment, mean: Tensor, out: Tensor | None = None) -> Tensor:
         """Merges a round's mean; returns the reply, in `out` where it is given, which may be the mean itself."""
         with self.lock:
-            if round != self.landed:
-                raise AssertionError(f"round {round} lands out of order: {self.landed} is next")
+            self._is_next(round)
             cut = self.cuts.at(round)
             reply = self.merge(fragment, mean, cut.cycle(round), cut.setting, out)
             self.landed = round + 1
@@ -151,6 +151,46 @@ class JointState:
             self.state = write_state(self.state, piece, self.size, merged)
         return reply
 
+    def optimize(self, gradients: Tensor, taken: Taken, out: Tensor | None = None) -> Tensor:
+        """Takes the joint optimizer's steps by a mean of gradients; takes no lock of its own.
+
+        Returns: the new model of that stretch, in `out` where it is given, which may be the mean itself.
+
+        Raises:
+            DivergedError: The joint model, or the optimizer's state, is not finite after it.
+        """
+        reply = torch.empty_like(gradients) if out is None else out
+        for piece, near in pieces(taken.fragment, self.state, self.size):
+            state = slice_state(self.state, piece, self.size)
+            merged = self.strategy.optimize(state, near.of(gradients), replace(taken, fragment=piece))
+            for index, values in enumerate(merged):
+                self._check(values, taken.fragment, "the joint optimizer's state" if index else MODEL)
+            near.of(reply).copy_(merged.model)
+            self.state = write_state(self.state, piece, self.size, merged)
+        return reply
+
+    def land_steps(
+        self, round: int, fragment: Fragment, gradients: Tensor, taken: Taken | None, out: Tensor | None = None
+    ) -> Tensor:
+        """Takes the steps of a round, none where there are none; returns the new model, in `out` where it is given."""
+        with self.lock:
+            self._is_next(round)
+            if taken is None:
+                reply = torch.empty_like(gradients) if out is None else out
+                reply.copy_(fragment.of(self.state.model))
+            else:
+                reply = self.optimize(gradients, replace(taken, behind=self.behind), out)
+                self.version = max(self.version, taken.before + taken.steps)
+                for number in taken.absent:
+                    if self.strategy.begins(number, fragment):
+                        self.behind[number] = self.behind.get(number, 0) + taken.steps
+            self.landed = round + 1
+            return reply
+
+    def _is_next(self, round: int) -> None:
+        if round != self.landed:
+            raise AssertionError(f"round {round} lands out of order: {self.landed} is next")
+
     def _check(self, values: Tensor, fragment: Fragment, what: str = MODEL) -> None:
         if not is_finite(values):
             raise DivergedError(
@@ -163,6 +203,18 @@ class JointState:
         with self.lock:
             if self.model is not None:
                 self.model.copy_(x)
+
+    def set_kept(self, kept: Sequence[Tensor], steps: int) -> None:
+        """What its optimizer keeps after so many steps is what is kept beside the joint model."""
+        with self.lock:
+            self.version = steps
+            for own, values in zip(self.state[1:], kept, strict=True):
+                own.copy_(values)
+
+    def parts(self, fragment: Fragment) -> list[Tensor]:
+        """A copy of what the strategy keeps beside the joint model, of a fragment."""
+        with self.lock:
+            return [fragment.of(values).clone() for values in self.state[1:]]
 
     def change(self, setting: dict[str, Any], since: int) -> None:
         with self.lock:
