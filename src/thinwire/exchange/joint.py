@@ -15,6 +15,7 @@ from thinwire.exchange.cuts import Cut, Cuts
 from thinwire.parameters import Fragment
 from thinwire.protocol.observation import Observer, StateLoaded, unobserved
 from thinwire.rules.finite import count_not_finite, is_finite
+from thinwire.rules.noise import Spread
 from thinwire.strategies import Measured, Setting, Strategy, Taken
 
 MODEL = "the joint model"
@@ -76,6 +77,10 @@ class JointState:
         self.landed = 0
         self.version = 0
         """Updates that servers had merged when a checkpoint was made; steps that the joint optimizer has taken."""
+        self.spread = Spread()
+        """How far workers' gradients differ, as seen here: for what this worker says, not for what it does."""
+        self.noise = 1.0
+        """Of the round that landed last; see `Taken`."""
         self.behind: dict[int, int] = {}
         """By parameter, in how many of them it took no step."""
         self.state, _ = strategy.open(x)
@@ -170,15 +175,35 @@ class JointState:
         return reply
 
     def land_steps(
-        self, round: int, fragment: Fragment, gradients: Tensor, taken: Taken | None, out: Tensor | None = None
+        self,
+        round: int,
+        fragment: Fragment,
+        gradients: Tensor,
+        taken: Taken | None,
+        out: Tensor | None = None,
+        *,
+        square: float | None = None,
     ) -> Tensor:
-        """Takes the steps of a round, none where there are none; returns the new model, in `out` where it is given."""
+        """Takes the steps of a round, none where there are none; returns the new model, in `out` where it is given.
+
+        Args:
+            round: its number, the next one.
+            fragment: of the flat vector.
+            gradients: the mean of the workers' sums.
+            taken: what the sums are of.
+            out: where the new model is to be written.
+            square: the mean square norm of one worker's mean gradient.
+        """
         with self.lock:
             self._is_next(round)
             if taken is None:
                 reply = torch.empty_like(gradients) if out is None else out
                 reply.copy_(fragment.of(self.state.model))
             else:
+                self.noise = taken.noise
+                if square is not None:
+                    mean = gradients / taken.rows
+                    self.spread.see(square, float(mean @ mean))
                 reply = self.optimize(gradients, replace(taken, behind=self.behind), out)
                 self.version = max(self.version, taken.before + taken.steps)
                 for number in taken.absent:

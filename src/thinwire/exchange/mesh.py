@@ -7,6 +7,7 @@ nobody waits for it, and keeps their means: those after the state it is given ar
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -155,7 +156,9 @@ class Mesh(Member):
             return self._joint.land(round, done.fragment, done.mean, out=done.mean)
         given = {worker: note for worker, note in done.notes.items() if worker not in done.dropped}
         taken = None if done.empty else taken_of(given, done.fragment)
-        return self._joint.land_steps(round, done.fragment, done.mean, taken, out=done.mean)
+        squares = [float(note["square"]) for note in given.values() if "square" in note]
+        square = math.fsum(squares) / len(squares) if squares else None
+        return self._joint.land_steps(round, done.fragment, done.mean, taken, out=done.mean, square=square)
 
     def _take_up_completed(self) -> None:
         super()._take_up_completed()

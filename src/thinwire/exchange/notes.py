@@ -10,6 +10,7 @@ from typing import Any
 from thinwire.parameters import Fragment
 from thinwire.protocol.forms import form, is_count, is_number, is_real, is_text, is_truth, list_of, maybe, or_empty
 from thinwire.rules.compression import CODECS
+from thinwire.rules.noise import noise_of
 from thinwire.rules.optimizer import MOVING
 from thinwire.strategies import Setting, Taken
 
@@ -60,6 +61,8 @@ _NOTE = form(
     absent=list_of(is_count),
     taken=_is_taken,
     groups=list_of(_is_group),
+    square=is_real,
+    spread=is_real,
     publish=is_count,
     evaluate=is_truth,
     save=maybe(is_count),
@@ -89,11 +92,14 @@ def taken_of(notes: Mapping[int, Mapping[str, Any]], fragment: Fragment) -> Take
     total = math.fsum(rows)
     steps, before = (math.fsum(w * counts[i] for w, counts in zip(rows, of_each, strict=True)) / total for i in (0, 1))
     groups = [note.get("groups", []) for note in given]
+    spread = next((float(note["spread"]) for note in given if "spread" in note), 1.0)  # one that all of them hear
+    taken = max(1, round(steps))
     return Taken(
         fragment,
         rows=total / len(rows),
-        steps=max(1, round(steps)),
+        steps=taken,
         before=round(before),
+        noise=noise_of(taken, len(given), spread),
         groups=tuple(map(_mean_of, zip(*groups, strict=False))),
         absent=frozenset.intersection(*(frozenset(note.get("absent", ())) for note in given)),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -39,6 +40,8 @@ class Steps(Protocol):
     def steps(self) -> int: ...
     @property
     def before(self) -> int: ...
+    @property
+    def noise(self) -> float: ...
     @property
     def groups(self) -> Sequence[Mapping[str, Any]]: ...
     @property
@@ -179,13 +182,18 @@ class FlatOptimizer:
     def advance(self, model: Tensor, state: Sequence[Tensor], gradient: Tensor, taken: Steps) -> list[Tensor]:
         """The parameters and state of a stretch of the flat vector after steps by one gradient.
 
-        The model comes first, then the state in the order of `names`. Stretches that take no step stay.
+        The model comes first, then the state in the order of `names`. Stretches that take no step stay. A gradient that
+        is the mean of several steps has less noise than each of them had, hence a smaller magnitude: steps are that
+        much shorter, so that they are as long as they would be by one step's gradient after the other.
         """
         values = [model.clone(), *(value.clone() for value in state)]
         for span in self.spans(taken.fragment, taken.absent, taken.behind):
             near = Fragment(span.fragment.start - taken.fragment.start, span.fragment.stop - taken.fragment.start)
             parts = [near.of(value) for value in values]
-            moving = taken.groups[span.group] if span.group < len(taken.groups) else {}
+            moving = dict(taken.groups[span.group]) if span.group < len(taken.groups) else {}
+            if taken.noise != 1.0 and self.magnitudes:
+                rate = moving.get("lr", self._made.param_groups[span.group]["lr"])
+                moving["lr"] = rate / math.sqrt(taken.noise)
             stepped, kept = self.step(
                 parts[0],
                 parts[1:],
@@ -199,18 +207,19 @@ class FlatOptimizer:
                 part.copy_(value)
         return values
 
-    @property
-    def is_adaptive(self) -> bool:
-        """Whether steps are divided by a magnitude that the optimizer keeps of the gradients, as Adam's are.
+    @cached_property
+    def magnitudes(self) -> dict[str, float]:
+        """What the optimizer keeps of how large gradients are, as Adam does, by which it divides its steps.
 
-        Such a magnitude is the same for a gradient and for its negative, and is not zero.
+        By name, the power of the gradient that it grows with. A magnitude is the same for a gradient and its negative.
         """
         gradient = torch.randn(8, generator=torch.Generator().manual_seed(0))
         try:
-            there, back = (self._kept(sign * gradient) for sign in (1.0, -1.0))
+            there, back, twice = (self._kept(factor * gradient) for factor in (1.0, -1.0, 2.0))
         except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
-            return False
-        return any(value.any() and torch.equal(value, back[name]) for name, value in there.items())
+            return {}
+        even = [name for name, value in there.items() if value.any() and torch.equal(value, back[name])]
+        return {name: math.log2(float(twice[name].abs().sum() / there[name].abs().sum())) for name in even}
 
     def _kept(self, gradient: Tensor) -> dict[str, Tensor]:
         """What the first group's rule keeps beside zeros after one step by this gradient."""

@@ -100,6 +100,8 @@ class Taken:
     """Optimizer steps to take, all by the same mean gradient."""
     before: int
     """Steps that were taken of this stretch before."""
+    noise: float = 1.0
+    """How many times larger the mean square of one step's mean gradient is than that of the gradient at hand."""
     groups: tuple[Mapping[str, Any], ...] = ()
     """Settings that schedules move, by the optimizer's groups; those that the optimizer was made with where empty."""
     absent: frozenset[int] = frozenset()

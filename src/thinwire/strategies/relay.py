@@ -97,7 +97,7 @@ class Relay(Strategy):
         Raises:
             ConfigError: They are to be, and the optimizer cannot step in pieces.
         """
-        if self.sends == "displacements" or (self.sends == "auto" and not rule.is_adaptive):
+        if self.sends == "displacements" or (self.sends == "auto" and not rule.magnitudes):
             return False
         why_not = rule.why_not_in_pieces
         if why_not and self.sends == "gradients":

@@ -7,6 +7,7 @@ not in them: those that it has yet to send.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,9 @@ from thinwire.parameters import Fragment
 from thinwire.rules.optimizer import MOVING, NO_GROUP, FlatOptimizer
 from thinwire.strategies import Taken
 from thinwire.worker.shares import Shares
+
+
+HUGE = 1e30
 
 
 class Ahead:
@@ -57,6 +61,10 @@ class Ahead:
             return {}
         made = max(made, self._joint.version)
         note = {"taken": [weight, steps, max(0, made - steps)], "groups": self._groups()}
+        mean = fragment.of(self.sum) / weight
+        note["square"] = min(HUGE, float(mean @ mean))
+        if (spread := self._joint.spread.value) is not None:
+            note["spread"] = min(HUGE, spread)
         return note | {"absent": sorted(self._absent(fragment, steps))}
 
     def sent(self, fragment: Fragment) -> None:
@@ -87,14 +95,23 @@ class Ahead:
     def land(self, fragment: Fragment, model: Tensor, made: int) -> None:
         """Takes over a fragment of the joint model and the joint optimizer, and the steps again that are not in it."""
         device, made = self._replica.vector.device, max(made, self._joint.version)
-        state = [brought(values, device) for values in (model, *self._joint.parts(fragment))]
+        state = [brought(values, device) for values in (model, *self._parts(fragment))]
         steps, weight = self._shares.since(fragment, self._steps, self._weight)
         if steps and weight > 0:
             absent = self._absent(fragment, steps)
-            taken = Taken(fragment, weight, steps, max(0, made - steps), self._own_groups(), absent)
+            before, groups = max(0, made - steps), self._own_groups()
+            taken = Taken(fragment, weight, steps, before, groups=groups, absent=absent)
             state = self._taken(fragment, state, taken)
         fragment.of(self._replica.vector).copy_(state[0])
         self._keep(fragment, state[1:], made)
+
+    def _parts(self, fragment: Fragment) -> list[Tensor]:
+        """The joint optimizer's state of a fragment as it would be by one step's gradient after the other."""
+        parts = self._joint.parts(fragment)
+        for name, values in zip(self._rule.names, parts, strict=True):
+            if name in self._rule.magnitudes and self._joint.noise != 1.0:
+                values.mul_(self._joint.noise ** (self._rule.magnitudes[name] / 2))
+        return parts
 
     def _own_groups(self) -> tuple[dict[str, Any], ...]:
         return tuple({k: tuple(v) if isinstance(v, list) else v for k, v in g.items()} for g in self._groups())
@@ -104,7 +121,7 @@ class Ahead:
         found = [torch.empty_like(values) for values in state]
         for piece, near in pieces(fragment, (), self._joint.size):
             mean = piece.of(self.sum) / taken.rows
-            here = Taken(piece, taken.rows, taken.steps, taken.before, taken.groups, taken.absent)
+            here = replace(taken, fragment=piece)
             parts = [near.of(values) for values in state]
             with torch.enable_grad():
                 stepped = self._rule.advance(parts[0], parts[1:], mean, here)
@@ -140,7 +157,7 @@ class Ahead:
         if self._joint.version:
             device = self.sum.device
             with torch.no_grad():
-                self._keep(whole, [brought(values, device) for values in self._joint.parts(whole)], self._joint.version)
+                self._keep(whole, [brought(values, device) for values in self._parts(whole)], self._joint.version)
 
     def kept(self) -> list[Tensor]:
         """What the replica's own optimizer keeps, laid out as the joint optimizer's state is."""
