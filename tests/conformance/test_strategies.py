@@ -111,6 +111,8 @@ OUT_OF_RANGE: list[tuple[str, dict[str, Any]]] = [
     ("parameter_table", {"compensation": -0.1}),
     ("auto", {"guard": "yes"}),
     ("relay", {"bits": 3}),
+    ("relay", {"bits": 0}),
+    ("relay", {"bits": True}),
     ("relay", {"bits": "many"}),
     ("relay", {"fragments": 0}),
     ("relay", {"lr": -1.0}),

@@ -66,7 +66,7 @@ def test_a_link_that_changes_is_answered_once() -> None:
     cluster = tw.Simulated(workers=3, link="1gbit", step_s=0.02, latency_s=0.0, faults=(fault,))
     log = changes(tw.Relay(), cluster, steps=500)
     assert len(log) == 2, [e.why for e in log]
-    assert log[-1].setting["codec"] == "int2"
+    assert log[-1].setting["codec"] == "sign1"
     assert log[-1].bytes_per_s == pytest.approx(rate_bytes("1mbit"), rel=0.2)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from thinwire.errors import ConfigError
 from thinwire.rules import averaging, elastic, mpca, outer, period, relay, staleness
+from thinwire.rules.compression import CODECS
 
 vectors = some.lists(some.floats(-100, 100, width=32), min_size=3, max_size=3).map(lambda v: torch.tensor(v))
 shares = some.floats(0, 1)
@@ -166,12 +167,57 @@ def test_a_link_on_which_size_does_not_matter_has_only_latency() -> None:
     assert found.seconds(1e9) == pytest.approx(0.3)
 
 
-@given(some.floats(0, 5000), some.sampled_from([2, 4, 8]))
-def test_relay_s_fragments_fit_inside_a_step(ratio: float, bits: int) -> None:
-    count = relay.num_fragments(ratio, bits, most=10_000)
-    assert count >= 1
-    assert ratio * (bits + 1 / 8) / 32 / count <= 0.95 + 1e-9
-    assert relay.num_fragments(ratio, bits) <= 64
+@given(some.floats(0, 100), some.sampled_from([1, 2, 4]))
+def test_relay_s_fragments_fit_inside_a_step_where_a_round_takes_no_time_beside_its_bytes(
+    ratio: float, bits: int
+) -> None:
+    _, count = relay.freshest(ratio, (bits,))
+    assert 1 <= count <= 64
+    assert ratio * (bits + 1 / 8) / 32 / count <= 0.95 + 1e-6
+    assert relay.round_steps(ratio, bits, count) == 1
+    assert count == 1 or relay.round_steps(ratio, bits, count - 1) > 1, "and there are no more than that takes"
     assert relay.exchange_ratio(ratio * 0.1, 0.1) == pytest.approx(ratio)
-    assert relay.choose_momentum(count, 4) == 0.0
-    assert (relay.choose_momentum(count, 8) > 0) == (count >= 8)
+
+
+@given(some.floats(0, 5000), some.floats(0, 20), some.integers(1, 8), some.integers(1, 100))
+def test_no_setting_of_as_many_bits_is_younger_than_the_freshest(
+    ratio: float, latency: float, least: int, workers: int
+) -> None:
+    bits, count = relay.freshest(ratio, workers=workers, latency=latency, least=least)
+    chosen = relay.age(ratio, bits, count, latency=latency)
+    for other in relay.PACKED:
+        ages = [relay.age(ratio, other, n, latency=latency) for n in range(least, 65)]
+        if other == bits:
+            assert chosen == min(ages)
+        assert chosen <= (1 + relay.NOISE / workers) * min(ages)
+
+
+@given(some.floats(0, 7.2), some.integers(2, 200))
+def test_what_crosses_within_a_step_keeps_its_bits(ratio: float, workers: int) -> None:
+    assert relay.freshest(ratio, workers=workers) == (4, 1)
+
+
+def test_few_bits_are_for_slow_links_and_many_workers() -> None:
+    """The more workers, the less noise their mean has; and one bit beats two where both need many fragments."""
+    assert relay.freshest(64, workers=8)[0] == 2
+    assert relay.freshest(16, workers=8) == (2, 2)
+    assert relay.freshest(16, workers=32) == (1, 1)
+    assert relay.freshest(256, workers=32) == (1, 10)
+
+
+def test_fragments_that_are_given_leave_the_codec_that_is_freshest_with_them() -> None:
+    assert relay.freshest(10, least=9, most=9) == (4, 9)
+    assert relay.freshest(64, least=3, most=3) == (1, 3)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_what_a_codec_leaves_of_a_gaussian_is_what_the_rule_takes_it_for(bits: int) -> None:
+    chosen = next(each for each in CODECS.values() if each.bits == bits)
+    values = torch.randn(256_000, generator=torch.Generator().manual_seed(0))
+    left = chosen.decode(chosen.encode(values), len(values)) - values
+    assert float(left.square().mean() / values.square().mean()) == pytest.approx(relay.LEFT[bits], rel=0.03, abs=1e-3)
+
+
+@given(some.integers(1, 64), some.integers(1, 64))
+def test_outer_momentum_is_for_fragments_that_come_round_seldom_over_many_workers(steps: int, workers: int) -> None:
+    assert (relay.choose_momentum(steps, workers) > 0) == (steps >= 5 and workers >= 8)

@@ -94,7 +94,7 @@ def test_groups_of_workers_do_too(
 @pytest.mark.parametrize(
     ("codec", "name", "flaw"),
     spread(
-        ("float32", "bfloat16", "int8", "int4", "int2"),
+        ("float32", "bfloat16", "int8", "int4", "sign2", "sign1"),
         ("synchronous", "sparknet", "diloco", "mpca"),
         ("huge gradient", "parameters", "nan gradient"),
     ),

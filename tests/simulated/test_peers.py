@@ -33,7 +33,8 @@ STRATEGIES: dict[str, Strategy] = {
     "diloco": DiLoCo(period=1),
     "diloco with fragments and overlap": DiLoCo(period=4, fragments=4, overlap=True),
     "relay": Relay(quorum=1.0),
-    "relay in int2": Relay(bits=2, fragments=3, quorum=1.0),
+    "relay in two bits": Relay(bits=2, fragments=3, quorum=1.0),
+    "relay in one bit": Relay(bits=1, fragments=3, quorum=1.0),
     "relay with a quorum": Relay(bits=8, fragments=2, quorum=0.5, grace_s=0.05),
 }
 

@@ -191,8 +191,8 @@ def test_a_claim_by_a_worker_that_fell_behind_follows_the_newest_setting() -> No
 
 
 def test_what_compression_left_of_a_round_that_only_others_landed_is_still_owed() -> None:
-    """Worker 1's contribution is in the joint model it then asks for; the part that int2 left behind is not."""
-    stage = Stage(3, SparkNet(), codec_name="int2")
+    """Worker 1's contribution is in the joint model it then asks for; the part that two bits left behind is not."""
+    stage = Stage(3, SparkNet(), codec_name="sign2")
     gradient = torch.linspace(-1.0, 1.0, SIZE)
     for worker in range(3):
         round, fragment = stage.peers[worker].claim()
@@ -335,10 +335,10 @@ def test_a_reference_that_dies_before_it_hands_the_joint_state_on_stops_nobody(b
 def test_what_an_owner_was_owed_for_a_sum_that_is_given_up_is_not_owed_any_more() -> None:
     """What must not be counted twice.
 
-    1. all owners have summed their slices of round 0 in int2, and keep what that left; nobody has all sums
+    1. all owners have summed their slices of round 0 in two bits, and keep what that left; nobody has all sums
     2. worker 2 dies: round 0 is given up and launched again, so what the old sums left is void
     """
-    stage = Stage(3, SparkNet(), codec_name="int2")
+    stage = Stage(3, SparkNet(), codec_name="sign2")
     gradient = torch.linspace(-1.0, 1.0, SIZE)
     for worker in range(3):
         round, fragment = stage.peers[worker].claim()

@@ -18,7 +18,7 @@ from thinwire.parameters import Fragment
 from thinwire.strategies import Setting
 
 SIZES = (1, 2, 255, 256, 257, 700, 1024, 3001)
-LOSSY = ("bfloat16", "int8", "int4", "int2")
+LOSSY = ("bfloat16", "int8", "int4", "sign2", "sign1")
 
 
 def over(seeds: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -223,13 +223,13 @@ def test_with_feedback_nothing_is_lost_and_accumulated_means_come_to_the_truth(m
     assert float((landed / num_rounds - contributed / workers / num_rounds).abs().max()) < coarsest / num_rounds * 3
 
 
-def test_without_feedback_int2_stays_away_from_the_truth(mesh: Any) -> None:
+def test_without_feedback_one_bit_stays_away_from_the_truth(mesh: Any) -> None:
     """What the feedback is for: the test above would fail here."""
     net = mesh(range(2), size=256, feedback=False)
     values = torch.linspace(0.05, 1.0, 256)
     for round in range(20):
         for worker in range(2):
-            net.launch(worker, f"train:{round}", values, codec_name="int2")
+            net.launch(worker, f"train:{round}", values, codec_name="sign1")
         net.run()
     mean = torch.stack([net.mean(f"train:{round}") for round in range(20)]).mean(0)
     assert float((mean - values).abs().max()) > 0.3

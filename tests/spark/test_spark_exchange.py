@@ -167,12 +167,20 @@ def test_mpca_trains_with_its_fragments_in_flight(frame: Any) -> None:
     assert summary["steps"] > summary["rounds"], "a round is due after every step: others were made meanwhile"
 
 
-def test_contributions_are_packed_where_the_strategy_says_so(frame: Any) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "codec"),
+    [(tw.Relay(quorum=1.0), None), (tw.Relay(bits=1, quorum=1.0), "sign1"), (tw.SparkNet(period=5), "sign2")],
+    ids=["relay", "relay in one bit", "sparknet in two bits"],
+)
+def test_contributions_are_packed_as_strategy_or_run_say(frame: Any, strategy: tw.Strategy, codec: str | None) -> None:
     log: list[events.Event] = []
-    summary = fit(tw.Relay(quorum=1.0), model=Slow, data=frame, callbacks=[log.append]).summary
+    given = {"codec": codec} if isinstance(strategy, tw.SparkNet) else {}
+    summary = fit(strategy, model=Slow, data=frame, callbacks=[log.append], **given).summary
     assert summary["complete"]
     assert summary["rounds"] > 0
-    assert {e.codec for e in log if isinstance(e, events.RoundLanded)} - {"float32"}
+    used = {e.codec for e in log if isinstance(e, events.RoundLanded)}
+    assert "float32" not in used
+    assert codec is None or used == {codec}
 
 
 @pytest.mark.parametrize("how", [{"direct_bytes": 0}, {"apart": True}], ids=["by a shuffle", "each visited"])

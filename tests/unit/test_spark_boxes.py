@@ -143,7 +143,7 @@ def test_a_round_whose_members_are_all_here_is_settled_here(wire: SparkWire, lin
     assert again["0.1"]["letters"][0][2]["t"] == "settled", "nobody has acknowledged it: the next visit does the same"
 
 
-@pytest.mark.parametrize("packing", ["float32", "int8", "bfloat16"])
+@pytest.mark.parametrize("packing", ["float32", "int8", "bfloat16", "sign1", "sign2"])
 @pytest.mark.parametrize("at_home", [True, False])
 def test_a_contribution_that_is_not_finite_is_left_out_on_its_machine_and_told(
     wire: SparkWire, links: list[SparkLink], packing: str, at_home: bool
@@ -156,7 +156,7 @@ def test_a_contribution_that_is_not_finite_is_left_out_on_its_machine_and_told(
         link.send(COORDINATOR, launched("train:4", 1.0, packing=packing), packed)
     told, frames = visit(wire, members=members)
     mine, other = (told[name]["letters"][0] for name in ("0.1", "1.7"))
-    assert mine[2]["x"] == (256 if packing == "int8" else 1)
+    assert mine[2]["x"] == (256 if codec(packing).bits <= 8 else 1)
     assert mine[3] is None
     assert "x" not in other[2]
     if at_home and packing == "float32":
@@ -227,7 +227,7 @@ def test_a_sheet_is_shared_and_what_a_reader_writes_is_its_own() -> None:
         SharedMemory.received(os.dup(sheet.descriptor), 5)
 
 
-@pytest.mark.parametrize("name", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int8", "sign2", "sign1"])
 @pytest.mark.parametrize("values", [3.4e38, float("inf"), float("nan"), 1.0])
 def test_a_mean_is_finite_as_it_is_packed_or_there_is_none(name: str, values: float) -> None:
     """What is finite in 32 bits may be infinite in the 16 that a mean travels in."""

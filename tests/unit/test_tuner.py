@@ -121,7 +121,7 @@ class Loop:
         return self.cuts.newest.setting
 
 
-BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4, "int2": 2, None: 32}
+BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4, "sign2": 2, "sign1": 1, None: 32}
 TEN = Link(0.002, 12e6)
 """An exchange takes about ten steps."""
 

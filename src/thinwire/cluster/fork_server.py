@@ -25,7 +25,7 @@ from thinwire import logs
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from thinwire.cluster.fork_server import main; main()"
 )
-WARM_CODECS = ("int4", "int2")
+WARM_CODECS = ("int4", "sign2", "sign1")
 """Compiled once here, so that no worker has to."""
 PRELOADED = ("torch", "torch._dynamo", "numpy.random", "zmq.auth.thread", "pyarrow", "cloudpickle", "thinwire.run.job")
 """What a worker needs sooner or later; torch's optimizers pull in torch._dynamo, two seconds by itself."""

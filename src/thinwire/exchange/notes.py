@@ -9,7 +9,7 @@ from typing import Any
 
 from thinwire.parameters import Fragment
 from thinwire.protocol.forms import form, is_count, is_number, is_real, is_text, is_truth, list_of, maybe, or_empty
-from thinwire.rules.compression import CODECS
+from thinwire.rules.compression import is_codec
 from thinwire.rules.noise import noise_of
 from thinwire.rules.optimizer import MOVING
 from thinwire.strategies import Setting, Taken
@@ -17,7 +17,7 @@ from thinwire.strategies import Setting, Taken
 _SETTING = form(
     {},
     fragments=lambda value: is_count(value) and value >= 1,
-    codec=lambda value: value is None or (is_text(value) and value in CODECS),
+    codec=lambda value: value is None or (is_text(value) and is_codec(value)),
     momentum=maybe(is_number),
     pull=maybe(is_number),
     wait=is_truth,

@@ -1,26 +1,39 @@
 """Wire codecs: what a vector of float32 becomes between two machines, and what stays behind as error.
 
-The integer codecs quantise blocks of 256 elements symmetrically, each block on a scale of its own::
+All codecs but float32 and bfloat16 work on blocks of 256 elements. The integer codecs quantise a block
+symmetrically, on a scale of its own::
 
-    scale = max|d| / levels          levels = 127, 7, 1 for int8, int4, int2
+    scale = max|d| / levels          levels = 127, 7 for int8, int4
     q     = rint(d / scale)          half to even, in -levels .. levels
     deq   = scale · q
 
-so the error of an element is at most half its block's scale, and int2 sends only the signs of large elements.
+so the error of an element is at most half its block's scale. With fewer levels the largest value would decide
+over all others, of which next to nothing would be sent. The sign codecs send every sign, and how large the
+elements of a block are on average; sign2 tells two sides apart, and has a mean for each::
 
-**Packed layout.** One row a block: the scale as a little-endian float32, then ``32 · bits`` bytes of codes
-``q + levels + 1``. Elements that share a byte lie far apart: int4 holds k and k + 128, int2 k, k + 64, k +
-128 and k + 192, lowest bits first. A short last block is padded with zeros, and bytes that would hold
-padding alone are not sent. float32 and bfloat16 are the plain little-endian numbers. Packing blocks one
-after the other is the same as packing them at once, so a vector may be encoded in pieces that start at
-multiples of `BLOCK`.
+    sign1    deq = sign(d) · mean|d|
+    sign2    deq = sign(d) · (high if |d| > 1.23 · mean|d| else low)
+             high, low = the means of |d| over the elements of the block past that bound, and of the others
 
-**Values out of the ordinary.** Integer codecs: a block holding NaN, infinity or a magnitude of 2**126 or
-more decodes to NaN throughout and leaves a residual of zero, so divergence is seen but does not outlive the
-step; other blocks are untouched. A block whose scale would be below 2**-126 (all zeros, or next to it)
-decodes to zeros, and its residual keeps the values. bfloat16: NaN and infinity pass, numbers past its range
-become infinite, and these elements alone leave a residual of zero. Any bytes of the right length decode to
-something.
+A mean is the magnitude with the least squared error, whatever the distribution. At 1.23 the two sides of a
+Gaussian part best. Zero has a sign too, which is that of its bits: what should not move goes back and forth by a
+mean, and error feedback keeps its sum within it.
+
+**Packed layout.** One row a block: a header of four bytes, then ``32 · bits`` bytes of codes. The header is the
+scale, or the mean, as a little-endian float32; in sign2 it is low and then high as bfloat16, rounded half to
+even. The code of an integer codec is ``q + levels + 1``, that of a sign codec 1 for a negative element, and 2
+more for a large one. Elements that share a byte lie far apart: int4 holds k and k + 128, sign2 k, k + 64, k +
+128 and k + 192, sign1 eight that are 32 apart, lowest bits first. A short last block is padded with zeros, which
+count in no mean, and bytes that would hold padding alone are not sent. float32 and bfloat16 are the plain
+little-endian numbers. Packing blocks one after the other is the same as packing them at once, so a vector may be
+encoded in pieces that start at multiples of `BLOCK`.
+
+**Values out of the ordinary.** In blocks: a block holding NaN, infinity or a magnitude of 2**126 or more (2**118
+in the sign codecs, which add magnitudes up) decodes to NaN throughout and leaves a residual of zero, so divergence
+is seen but does not outlive the step; other blocks are untouched. A block whose scale or mean would be below
+2**-126 (all zeros, or next to it) decodes to zeros, and its residual keeps the values. bfloat16: NaN and infinity
+pass, numbers past its range become infinite, and these elements alone leave a residual of zero. Any bytes of the
+right length decode to something.
 
 Attribution: Seide et al., "1-bit stochastic gradient descent and its application to data-parallel
 distributed training of speech DNNs", Interspeech 2014 (error feedback); Karimireddy et al., "Error feedback
@@ -31,7 +44,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 import torch
@@ -43,10 +56,10 @@ from thinwire.rules.finite import is_finite
 if TYPE_CHECKING:
     from thinwire.rules._kernels import Bytes, Floats, Kernels
 
-__all__ = ["BLOCK", "CODECS", "Codec", "codec", "feedback", "warm_up"]
+__all__ = ["BLOCK", "CODECS", "SPELLINGS", "Codec", "codec", "feedback", "is_codec", "warm_up"]
 
 BLOCK: Final = 256
-"""Elements that share one scale."""
+"""Elements that share one header."""
 
 
 @final
@@ -60,7 +73,7 @@ class Codec:
 
     Attributes:
         name: As a recipe spells it.
-        bits: Bits an element takes, apart from scales.
+        bits: Bits an element takes, apart from headers.
     """
 
     name: str
@@ -74,8 +87,8 @@ class Codec:
     def size_bytes(self, count: int) -> int:
         """Exact size of `count` packed elements.
 
-        >>> [codec(name).size_bytes(1_000) for name in ("float32", "bfloat16", "int8", "int4", "int2")]
-        [4000, 2000, 1016, 528, 272]
+        >>> [each.size_bytes(1_000) for each in CODECS.values()]  # float32, bfloat16, int8, int4, sign2, sign1
+        [4000, 2000, 1016, 528, 272, 144]
         >>> codec("int4").size_bytes(3)  # a scale, and three bytes whose upper halves are padding
         7
         """
@@ -134,9 +147,9 @@ class Codec:
         """Add ``weight · decode(packed)`` to `total`, in place and in one pass.
 
         >>> total = torch.ones(3)
-        >>> codec("int2").accumulate(codec("int2").encode(torch.tensor([4.0, 1.0, -3.0])), 0.5, total)
-        >>> total.tolist()
-        [3.0, 1.0, -1.0]
+        >>> codec("sign1").accumulate(codec("sign1").encode(torch.tensor([4.0, 1.0, -4.0])), 0.5, total)
+        >>> total.tolist()  # 1 ± 0.5 · 3
+        [2.5, 2.5, -0.5]
         """
         total = _vector(total, "total")
         self._accumulate(self._packed(packed, total.numel()), weight, total, fresh=False)
@@ -144,7 +157,7 @@ class Codec:
     def is_finite(self, packed: Tensor, count: int) -> bool:
         """Whether all of `packed` decodes to finite numbers.
 
-        Of the integer codecs only the scales are looked at, one number a block.
+        Of the codecs in blocks only the headers are looked at, one word a block.
 
         >>> packed = codec("int8").encode(torch.tensor([1.0, float("inf")]))
         >>> codec("int8").is_finite(packed, 2), codec("int8").is_finite(codec("int8").encode(torch.ones(2)), 2)
@@ -154,14 +167,15 @@ class Codec:
         if self.bits == 32:
             return is_finite(torch.from_numpy(data.view(np.float32)))
         if self.bits == 16:
-            exponent = np.uint16(0x7F80)
-            return not bool(((data.view(np.uint16) & exponent) == exponent).any())
+            return _are_finite(data.view(np.uint16))
         whole = count // BLOCK * self._row_bytes
-        scales = data[:whole].view(np.float32)[:: self._row_bytes // 4]
-        last = data[whole : whole + self._header_bytes].view(np.float32)
+        heads = data[:whole].view(np.uint32)[:: self._row_bytes // 4]
+        last = data[whole : whole + self._header_bytes].view(np.uint32)
+        if self.bits == 2:
+            return all(_are_finite(half) for head in (heads, last) for half in (head, head >> np.uint32(16)))
         largest = np.float32(2 ** (self.bits - 1))  # a code that no encoder makes is as far from zero as this
         with np.errstate(over="ignore", invalid="ignore"):
-            return bool(np.isfinite(scales * largest).all() and np.isfinite(last * largest).all())
+            return all(bool(np.isfinite(head.view(np.float32) * largest).all()) for head in (heads, last))
 
     @property
     def _header_bytes(self) -> int:
@@ -199,14 +213,14 @@ class Codec:
         whole, rows = blocks * BLOCK, blocks * self._row_bytes
         keep = residual is not None
         work = np.empty(BLOCK, np.float32) if residual is None else residual
-        encode(values[:whole], work[:whole] if keep else work, keep, packed[:rows])
+        encode(values[:whole], work[:whole] if keep else work, keep, packed[:rows], BLOCK)
         if rest:
             last, last_work = np.zeros((2, BLOCK), np.float32)
             last_row = np.empty(self._row_bytes, np.uint8)
             last[:rest] = values[whole:]
             if keep:
                 last_work[:rest] = work[whole:]
-            encode(last, last_work, keep, last_row)
+            encode(last, last_work, keep, last_row, rest)
             packed[rows:] = last_row[: len(packed) - rows]
             if keep:
                 work[whole:] = last_work[:rest]
@@ -249,20 +263,29 @@ class Codec:
 
 CODECS: Final[dict[str, Codec]] = {
     name: Codec(name=name, bits=bits)
-    for name, bits in {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4, "int2": 2}.items()
+    for name, bits in {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4, "sign2": 2, "sign1": 1}.items()
 }
 """Every codec by its name, widest first."""
+
+SPELLINGS: Final = {"int2": "sign2"}
+"""Names that recipes and checkpoints of earlier versions have, and what they stand for."""
+
+
+def is_codec(name: str) -> bool:
+    """Whether there is a codec called `name`, now or in earlier versions."""
+    return name in CODECS or name in SPELLINGS
 
 
 def codec(name: str) -> Codec:
     """The codec called `name`.
 
-    >>> codec("int4").bits
-    4
+    >>> codec("int4").bits, codec("int2").name
+    (4, 'sign2')
     """
-    if name not in CODECS:
+    found = CODECS.get(SPELLINGS.get(name, name))
+    if found is None:
         raise ConfigError(f"There is no codec {name!r}. {nearest(name, CODECS)} Set one of these names.")
-    return CODECS[name]
+    return found
 
 
 def feedback(values: Tensor, residual: Tensor, codec: Codec) -> tuple[Tensor, Tensor]:
@@ -277,12 +300,12 @@ def feedback(values: Tensor, residual: Tensor, codec: Codec) -> tuple[Tensor, Te
     The sum of all that was ever sent is then the sum of all values less one residual: quantisation delays,
     and loses nothing.
 
-    >>> values, residual = torch.tensor([1.0, 0.25, -0.75]), torch.tensor([0.0, 0.125, 0.0])
-    >>> packed, left = feedback(values, residual, codec("int2"))
-    >>> codec("int2").decode(packed, 3).tolist()  # largest magnitude 1, so a scale of 1
-    [1.0, 0.0, -1.0]
-    >>> left.tolist()  # 1 − 1, 0.375 − 0, −0.75 + 1
-    [0.0, 0.375, 0.25]
+    >>> values, residual = torch.tensor([1.0, 0.25, -0.5]), torch.tensor([0.0, 0.5, 0.0])
+    >>> packed, left = feedback(values, residual, codec("sign1"))
+    >>> codec("sign1").decode(packed, 3).tolist()  # mean of 1, 0.75 and 0.5
+    [0.75, 0.75, -0.75]
+    >>> left.tolist()
+    [0.25, 0.0, 0.25]
 
     Seide et al. 2014, and EF-SGD (Karimireddy et al. 2019) with the learning rate already inside v.
 
@@ -320,3 +343,9 @@ def _plain(tensor: Tensor, name: str, dtype: torch.dtype, count: int | None = No
 def _floats(packed: Tensor) -> Tensor:
     """The same bytes as float32; through NumPy, which asks nothing of the storage's offset."""
     return torch.from_numpy(packed.numpy().view(np.float32))
+
+
+def _are_finite(halves: Any) -> bool:
+    """Whether the lower halves of some integers are all finite as bfloat16."""
+    exponent = halves.dtype.type(0x7F80)
+    return not bool(((halves & exponent) == exponent).any())

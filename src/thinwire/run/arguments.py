@@ -184,8 +184,7 @@ def _cluster(key: str, given: Any) -> Any:
 
 
 def _codec(key: str, given: Any) -> str:
-    codec_by_name(text("'float32'")(key, given))
-    return str(given)
+    return codec_by_name(text("'float32'")(key, given)).name
 
 
 def _until(key: str, given: Any) -> str:

@@ -61,5 +61,5 @@ class Auto(Relay):
         plain = self if not setting.caution else replace(self, lr=1.0)
         return super(Auto, plain).merge(joint, mean, cycle, setting)
 
-    def _bits(self, ratio: float, latency: float) -> int:
-        return relay.richest_bits(ratio, latency=latency) if self.bits == "auto" else self.bits
+    def _bits(self, ratio: float, latency: float) -> tuple[int, ...]:
+        return relay.widths(ratio, latency=latency) if self.bits == "auto" else (self.bits,)

@@ -42,6 +42,7 @@ from torch import Tensor
 
 from thinwire.parameters import FlatParameters, Fragment
 from thinwire.rules import averaging
+from thinwire.rules.compression import codec as codec_by_name
 from thinwire.rules.period import Link
 
 Timing = Literal["barrier", "overlap", "async"]
@@ -123,6 +124,10 @@ class Setting:
     """Whether stepping waits for each reply, under a strategy whose timing is "overlap"."""
     caution: int = 0
     """How often exchanging was found to hurt, and was made tighter for it."""
+
+    def __post_init__(self) -> None:
+        if self.codec is not None:  # a checkpoint of an earlier version may spell it otherwise
+            object.__setattr__(self, "codec", codec_by_name(self.codec).name)
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,9 @@ def count_or(owner: object, *words: str, **knobs: object) -> None:
 
 
 def one_of(owner: object, allowed: tuple[object, ...], **knobs: object) -> None:
-    """Refuses a knob that is none of the allowed values."""
+    """Refuses a knob that is none of the allowed values; True is no 1, and 1 is not True."""
     for name, value in knobs.items():
-        if value not in allowed:
+        if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in allowed):
             raise ConfigError(f"{_path(owner, name)} = {value!r} is not known; use one of {list(allowed)}")
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thinwire.errors import ConfigError
 from thinwire.parameters import FlatParameters, Fragment
-from thinwire.rules import outer, relay, staleness
+from thinwire.rules import compression, outer, relay, staleness
 from thinwire.rules.optimizer import FlatOptimizer
 from thinwire.strategies.base import Measured, Nothing, Progress, Setting, Share, Strategy, Taken, Timing
 from thinwire.strategies.checks import at_least, one_of, within
@@ -23,9 +23,11 @@ PROBES = (8, 4)
 PROBE_ROUNDS = 6
 KEPT = 1.5
 """Times the fragments that would do, which are kept: cutting anew costs a round of each."""
-CODECS = {32: "float32", 16: "bfloat16", 8: "int8", 4: "int4", 2: "int2"}
+UNKNOWN = 7.0
+"""Steps that an exchange is taken for before it is measured: four bits."""
+CODECS = {each.bits: name for name, each in compression.CODECS.items()}
 """By the bits of a value."""
-WIDER = {"int2": "int4", "int4": "int8", "int8": "bfloat16", "bfloat16": "float32", "float32": "bfloat16"}
+WIDER = {name: CODECS.get(2 * bits, "bfloat16") for bits, name in CODECS.items()}
 """Another size of the same values: twice as many bits, where there are."""
 
 
@@ -39,7 +41,7 @@ class Relay(Strategy):
     """Coordinated rounds that never stop the workers, with the bytes saved by compression spent on freshness.
 
     Args:
-        bits: 2, 4, 8, or "auto": from the measured exchange and step times.
+        bits: 1, 2, 4, 8, or "auto": from the measured exchange and step times.
         fragments: pieces in rotation, or "auto": so many that one piece's exchange fits inside one step.
         lr: outer learning rate.
         momentum: outer Nesterov momentum, or "auto".
@@ -64,7 +66,7 @@ class Relay(Strategy):
     """The joint optimizer, once the parameters are known and gradients are what is sent."""
 
     def __post_init__(self) -> None:
-        one_of(self, ("auto", 2, 4, 8), bits=self.bits)
+        one_of(self, ("auto", 1, 2, 4, 8), bits=self.bits)
         one_of(self, ("auto", "displacements", "gradients"), sends=self.sends)
         if self.fragments != "auto":
             at_least(self, 1, fragments=self.fragments)
@@ -114,7 +116,7 @@ class Relay(Strategy):
     def setting(self, measured: Measured, current: Setting | None) -> Setting:
         """Probes two sizes first, then follows the measurements; a small change is not worth cutting anew."""
         if current is None or not self._knows(measured):
-            return self._cut(measured, current, ratio=64.0, count=PROBES[0] if current is None else PROBES[1])
+            return self._cut(measured, current, ratio=UNKNOWN, count=PROBES[0] if current is None else PROBES[1])
         ratio, latency = self._seen(measured)
         return self._cut(measured, current, ratio=ratio, latency=latency)
 
@@ -160,27 +162,28 @@ class Relay(Strategy):
         """Steps that a round takes beside the link: they count for how the model is cut, not for how it is packed."""
         return measured.rest_s / measured.step_s if measured.step_s else 0.0
 
-    def _bits(self, ratio: float, latency: float) -> int:
-        return relay.choose_bits(ratio) if self.bits == "auto" else self.bits
+    def _bits(self, ratio: float, latency: float) -> tuple[int, ...]:
+        """Those to choose from."""
+        return relay.PACKED if self.bits == "auto" else (self.bits,)
 
     def _cut(
         self, measured: Measured, current: Setting | None, *, ratio: float, latency: float = 0.0, count: int = 0
     ) -> Setting:
-        bits = self._bits(ratio, latency)
-        codec = CODECS[bits]
+        choice = tuple(b for b in self._bits(ratio, latency) if b > 1 or not self.accumulates or self.bits == 1)
+        late = latency + self._rest(measured)
         if self.fragments != "auto":
             count = self.fragments
-        elif not count:
+        least, most = count, count
+        if not count:
             most = max(1, min(64, measured.size // 4096))
-            late = latency + self._rest(measured)  # one piece and the rest of its round are to fit into a step
-            wire = relay.num_fragments(ratio, bits, latency=late, most=most)
             round_s = (measured.step_s or 1.0) * max(1.0, latency)
-            count = max(wire, relay.fragments_in_passing(measured.handling_s or 0.0, round_s, most=most))
-            if current and count <= current.fragments <= count * KEPT and codec == current.codec:
-                count = current.fragments
-        waits = count * max(1.0, latency + self._rest(measured)) if self._knows(measured) else 0.0
+            least = relay.fragments_in_passing(measured.handling_s or 0.0, round_s, most=most)
+        bits, count = relay.freshest(ratio, choice, workers=measured.workers, latency=late, least=least, most=most)
+        if current and count <= current.fragments <= min(most, count * KEPT) and CODECS[bits] == current.codec:
+            count = current.fragments
+        waits = count * relay.round_steps(ratio, bits, count, latency=late) if self._knows(measured) else 0
         decay = relay.choose_momentum(waits, measured.workers) if self.momentum == "auto" else self.momentum
-        return Setting(fragments=count, codec=codec, momentum=decay)
+        return Setting(fragments=count, codec=CODECS[bits], momentum=decay)
 
     def due(self, progress: Progress) -> bool:
         return progress.steps_since >= 1

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from thinwire.exchange.signals import Landed
 from thinwire.parameters import Fragment
+from thinwire.rules.compression import codec
 from thinwire.rules.period import Link, fit_link
 from thinwire.strategies import Measured, Setting
 from thinwire.worker.wire_meter import WireMeter
@@ -36,7 +37,6 @@ UNUSUAL = 2.0
 """Times what most rounds of its size take, at which a round that took longer is counted."""
 CERTAIN = 1.5
 """Times faster and slower that a link may be than it seems, under all of which a change must be right."""
-BITS = {"int2": 2, "int4": 4, "int8": 8, "bfloat16": 16, "float32": 32}
 SLOW_S = 0.02
 """Rounds that take longer are all looked at: that costs a thousandth of one."""
 EVERY_ROUND_UNTIL, THEN_EVERY = 32, 17
@@ -246,7 +246,7 @@ def _least_change(current: Setting, wanted: tuple[Setting, ...]) -> Setting:
     """Of settings that may all be right the one that changes least; the one in force, where it is among them."""
 
     def apart(other: Setting) -> tuple[bool, float, float]:
-        bits = abs(math.log2(BITS.get(other.codec or "", 32) / BITS.get(current.codec or "", 32)))
+        bits = abs(math.log2(_bits(other) / _bits(current)))
         return other.wait != current.wait, bits, abs(math.log2(other.fragments / current.fragments))
 
     nearest = min(wanted, key=apart)
@@ -255,6 +255,10 @@ def _least_change(current: Setting, wanted: tuple[Setting, ...]) -> Setting:
     ]
     fewer, most = (edge([each.fragments for each in alike], default=0) for edge in (min, max))
     return current if fewer <= current.fragments <= most else nearest
+
+
+def _bits(setting: Setting) -> int:
+    return codec(setting.codec or "float32").bits
 
 
 def _looked_at(round: int) -> bool:

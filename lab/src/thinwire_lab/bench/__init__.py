@@ -10,6 +10,7 @@ from thinwire.errors import ConfigError, nearest
 from thinwire_lab.bench.report import Report, Say
 
 BENCHES = {
+    "codecs": "codecs",
     "comparison": "comparison",
     "dashboard": "dashboard",
     "deaths": "deaths",

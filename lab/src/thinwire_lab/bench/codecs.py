@@ -9,9 +9,30 @@ from typing import Any
 
 import torch
 
-from thinwire.rules.compression import codec, warm_up
+from thinwire.rules.compression import CODECS, codec, warm_up
+from thinwire_lab.bench.report import Report, Row, Say
 
-LOSSY = ("bfloat16", "int8", "int4", "int2")
+LOSSY = tuple(name for name, each in CODECS.items() if each.lossy)
+
+
+SIZE, TURNS, QUICK_TURNS = 25_000_000, 41, 5
+TARGET = 1.5
+
+
+def codecs(quick: bool, say: Say) -> Report:
+    """Both halves of every lossy codec: the fastest of many turns over the fastest axpy, least hidden by other work."""
+    turns = QUICK_TURNS if quick else TURNS
+    say(f"codecs against one axpy, {turns} turns")
+    costs = codec_costs(SIZE, turns)
+    least = min(costs["axpy"]["seconds"])
+    rows = []
+    for name in LOSSY:
+        for kind in ("encode_feedback", "accumulate"):
+            spread = tuple(t / a for t, a in zip(costs[name][kind], costs["axpy"]["seconds"], strict=True))
+            best = min(costs[name][kind])
+            detail = f"{best * 1e3:.1f} ms, axpy {least * 1e3:.1f} ms"
+            rows.append(Row(f"{kind} ÷ axpy", name, best / least, TARGET, detail, spread, at_most=True))
+    return Report("codecs", rows, {"size": SIZE, "seconds": costs})
 
 
 def codec_costs(size: int, repeats: int) -> dict[str, dict[str, Any]]:

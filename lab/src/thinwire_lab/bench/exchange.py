@@ -18,7 +18,7 @@ SIZE = 25_000_000
 STEP_S = 0.2
 GOODPUT_TARGET, CODEC_TARGET, STEPS_TARGET = 0.9, 5.0, 0.97
 CODECS = ("float32", *LOSSY)
-FEWER = {"int8": 3.5, "int4": 7.0, "int2": 13.0}
+FEWER = {"int8": 3.5, "int4": 7.0, "sign2": 13.0, "sign1": 25.0}
 """How many times fewer bytes than float32 are to cross the wire."""
 STRATEGIES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("mpca, pull left out", "mpca", {"pull": 0.0, "pull_peak": 0.0}),

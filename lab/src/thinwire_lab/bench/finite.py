@@ -79,7 +79,7 @@ def _steps() -> Iterator[tuple[str, str, Act, Act]]:
 
 
 def _sums() -> Iterator[tuple[str, str, Act, Act]]:
-    for name in ("float32", "bfloat16", "int8", "int2"):
+    for name in ("float32", "bfloat16", "int8", "sign2", "sign1"):
         packing = codec(name)
         warm_up(packing)
         size = CHUNK_BYTES * 8 // packing.bits
