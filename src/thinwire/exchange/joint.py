@@ -92,6 +92,11 @@ class JointState:
         """The joint model x̃; None where the replica itself is the joint model."""
         return getattr(self.state, "model", None)
 
+    @property
+    def kept(self) -> tuple[Tensor, ...]:
+        """What a joint optimizer keeps beside the model; nothing where there is none."""
+        return tuple(self.state[1:]) if self.strategy.accumulates else ()
+
     def fragment(self, round: int) -> Fragment:
         return self.cuts.at(round).fragment(round)
 

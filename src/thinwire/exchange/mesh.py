@@ -187,7 +187,7 @@ class Mesh(Member):
             done, own = self._ready[round], round in self._contributed
             snapshot = None if own else self._joint.old_model(done.fragment)
             reply = self._land(round, done)
-            merged = Merged(self._rounds.generation, self._joint.landed, reply, self._joint.model)
+            merged = Merged(self._rounds.generation, self._joint.landed, reply, self._joint.model, self._joint.kept)
             self._joint.observe(merged)
             self._forget(round)
             publish = save = False

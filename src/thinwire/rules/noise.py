@@ -20,11 +20,9 @@ def noise_of(steps: int, workers: int, spread: float) -> float:
     >>> noise_of(9, 16, 16.0), noise_of(9, 16, 1.0), noise_of(1, 16, 16.0)
     (9.0, 1.0, 1.0)
     """
-    import os
-    power = float(os.environ.get("NC", "1"))
     if steps <= 1 or workers <= 1:
         return 1.0
-    return min(float(steps), max(1.0, 1.0 + (steps - 1) / (workers - 1) * (spread - 1.0))) ** power
+    return min(float(steps), max(1.0, 1.0 + (steps - 1) / (workers - 1) * (spread - 1.0)))
 
 
 class Spread:

@@ -30,4 +30,4 @@ def optimized(rule: FlatOptimizer, joint: Any, gradients: Tensor, taken: Taken) 
 
 @lru_cache(maxsize=16)
 def _joint(names: tuple[str, ...]) -> Any:
-    return namedtuple("Joint", ("model", *names))  # noqa: PYI024
+    return namedtuple("Joint", ("model", *names))

@@ -124,4 +124,3 @@ def _everywhere(factory: Callable[[Any], torch.optim.Optimizer]) -> FlatOptimize
 
 def _plain(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
-

@@ -20,7 +20,6 @@ from thinwire.rules.optimizer import MOVING, NO_GROUP, FlatOptimizer
 from thinwire.strategies import Taken
 from thinwire.worker.shares import Shares
 
-
 HUGE = 1e30
 
 

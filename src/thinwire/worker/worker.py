@@ -507,7 +507,9 @@ class Worker:
     def _send_sums(self) -> None:
         """Gradients that were not sent yet are in no joint model: each fragment gets another round."""
         for _ in range(self.joint.cuts.newest.count):
-            self.wait(lambda: not self._snapshots and not self._needs_state, "its last rounds", self.plan.deadlines.round_s)
+            self.wait(
+                lambda: not self._snapshots and not self._needs_state, "its last rounds", self.plan.deadlines.round_s
+            )
             if self.alone or not self.ahead or not self.ahead.has_any:
                 return
             self._launch(self.replica.vector)
