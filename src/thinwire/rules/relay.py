@@ -49,18 +49,19 @@ def round_steps(ratio: float, bits: int, fragments: int, *, latency: float = 0.0
 
 
 def age(ratio: float, bits: int, fragments: int, *, latency: float = 0.0) -> float:
-    """Steps until the joint model has what a replica has learnt, on average.
+    """Steps until what one replica has learnt is in the joint model, and in the others' next contributions, on average.
 
-    age = T·(1 + F·(1/2 + ε / (1 − ε)))
+    age = T·(2 + F·(1/2 + ε / (1 − ε)))
 
-    A fragment comes round every F·T steps: what a replica has learnt waits for half of that, then takes a round. The
-    codec leaves a share ε of it for the fragment's next round, which leaves as much of that again; ε is `LEFT`.
+    A fragment comes round every F·T steps: what a replica has learnt waits for half of that, and takes a round. What the
+    others contribute meanwhile takes another. The codec leaves a share ε of it for the fragment's next round, which
+    leaves as much of that again; ε is `LEFT`.
 
-    >>> round(age(64, 4, 9), 2), round(age(64, 2, 5), 2), round(age(64, 1, 3), 2)
-    (5.63, 4.17, 4.22)
+    >>> round(age(64, 4, 9), 2), round(age(64, 2, 5), 2), round(age(64, 1, 3), 2)  # 2 + 9·(1/2 + 0.016/0.984)
+    (6.65, 5.17, 5.22)
     """
     left = LEFT[bits]
-    return round_steps(ratio, bits, fragments, latency=latency) * (1 + fragments * (0.5 + left / (1 - left)))
+    return round_steps(ratio, bits, fragments, latency=latency) * (2 + fragments * (0.5 + left / (1 - left)))
 
 
 def freshest(
