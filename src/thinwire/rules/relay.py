@@ -53,8 +53,8 @@ def age(ratio: float, bits: int, fragments: int, *, latency: float = 0.0) -> flo
 
     age = T·(2 + F·(1/2 + ε / (1 − ε)))
 
-    A fragment comes round every F·T steps: what a replica has learnt waits for half of that, and takes a round. What the
-    others contribute meanwhile takes another. The codec leaves a share ε of it for the fragment's next round, which
+    A fragment comes round every F·T steps: what a replica has learnt waits for half of that, and takes a round. What
+    the others contribute meanwhile takes another. The codec leaves a share ε of it for the fragment's next round, which
     leaves as much of that again; ε is `LEFT`.
 
     >>> round(age(64, 4, 9), 2), round(age(64, 2, 5), 2), round(age(64, 1, 3), 2)  # 2 + 9·(1/2 + 0.016/0.984)

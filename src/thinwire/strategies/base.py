@@ -14,8 +14,8 @@ The engine owns the loop. For one worker, with every place marked where the stra
             reply, joint[fragment] = strategy.merge(joint[fragment], mean, cycle, setting)
             x[fragment], worker[fragment] = strategy.adopt(worker[fragment], x[fragment], s, reply)   # main
 
-A strategy that `accumulates` contributes gradients, summed since it last contributed the fragment; then all workers take
-the same steps of one joint optimizer, and replicas run ahead of it by their own steps::
+A strategy that `accumulates` contributes gradients, summed since it last contributed the fragment. All workers take the
+same steps of one joint optimizer by their mean, and replicas run ahead of it by their own steps::
 
             d = Σ wₜ gₜ                                   # since this fragment's last d; wₜ: rows of the step
             joint[fragment] = strategy.optimize(joint[fragment], mean, taken)

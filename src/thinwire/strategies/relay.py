@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
@@ -53,6 +53,8 @@ class Relay(Strategy):
     """
 
     timing: ClassVar[Timing] = "overlap"
+    rule: ClassVar[FlatOptimizer | None] = None
+    """The joint optimizer, once the parameters are known and gradients are what is sent."""
     bits: int | Literal["auto"] = "auto"
     fragments: int | Literal["auto"] = "auto"
     lr: float = 1.0
@@ -60,10 +62,6 @@ class Relay(Strategy):
     quorum: float = 0.5
     grace_s: float = 2.0
     sends: Literal["auto", "displacements", "gradients"] = "auto"
-    factory: Callable[[Any], Any] | None = field(default=None, init=False, repr=False, compare=False)
-    """Makes the run's optimizer, once that is known."""
-    rule: FlatOptimizer | None = field(default=None, init=False, repr=False, compare=False)
-    """The joint optimizer, once the parameters are known and gradients are what is sent."""
 
     def __post_init__(self) -> None:
         one_of(self, ("auto", 1, 2, 4, 8), bits=self.bits)
@@ -88,10 +86,11 @@ class Relay(Strategy):
 
     def laid_out(self, parameters: FlatParameters, make: Callable[[Any], Any]) -> Strategy:
         """With the joint optimizer, where gradients are to be sent."""
-        if self.factory is None or self.sends == "displacements":
+        factory: Callable[[Any], Any] | None = vars(self).get("factory")
+        if factory is None or self.sends == "displacements":
             return self
-        rule = FlatOptimizer(self.factory, make(self.factory), parameters)
-        return self._knowing(factory=self.factory, rule=rule) if self.steps_jointly(rule) else self
+        rule = FlatOptimizer(factory, make(factory), parameters)
+        return self._knowing(rule=rule) if self.steps_jointly(rule) else self
 
     def steps_jointly(self, rule: FlatOptimizer) -> bool:
         """Whether gradients are sent where this is the run's optimizer.
