@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+TRUST = 0.5
+"""Power of the whole ratio by which steps are made shorter: with all of it they are as short as those of one gradient
+after the other, and learn more slowly than they could; with none of it they are too long where much is noise."""
+
 
 def noise_of(steps: int, workers: int, spread: float) -> float:
-    """How many times larger the mean square of one step's mean gradient is than that of several steps' mean.
+    """How many times larger the mean square of one step's mean gradient counts than that of several steps' mean.
 
-    c = 1 + (s - 1) / (K - 1) * (spread - 1), from 1 to s
+    c = 1 + (s - 1) / (K - 1) * (spread - 1), from 1 to s; the square root of c is what is returned
 
     With a signal of square m and noise of variance v in one worker's gradient, a worker's mean over s steps has the
     square m + v/s, and the mean of K such has b = m + v/(s K). `spread` is the first over the second. What an optimizer
@@ -18,11 +22,11 @@ def noise_of(steps: int, workers: int, spread: float) -> float:
         spread: mean square of a worker's contribution over that of the mean of all.
 
     >>> noise_of(9, 16, 16.0), noise_of(9, 16, 1.0), noise_of(1, 16, 16.0)
-    (9.0, 1.0, 1.0)
+    (3.0, 1.0, 1.0)
     """
     if steps <= 1 or workers <= 1:
         return 1.0
-    return min(float(steps), max(1.0, 1.0 + (steps - 1) / (workers - 1) * (spread - 1.0)))
+    return min(float(steps), max(1.0, 1.0 + (steps - 1) / (workers - 1) * (spread - 1.0))) ** TRUST
 
 
 class Spread:
