@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 from thinwire.errors import ConfigError
 from thinwire.parameters import FlatParameters, Fragment
 from thinwire.rules.optimizer import FlatOptimizer, Span
+from thinwire.strategies import Taken
 
 OPTIMIZERS: dict[str, Any] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -43,7 +45,7 @@ def test_it_takes_the_steps_that_the_optimizer_takes(name: str, pieces: int) -> 
         optimizer.param_groups[0]["lr"] = rate
         optimizer.step()
         for index, part in enumerate(gradient.chunk(pieces)):
-            models[index], states[index] = rule.step(models[index], states[index], part, steps, rate=rate)
+            models[index], states[index] = rule.step(models[index], states[index], part, steps, moving={"lr": rate})
         assert torch.allclose(torch.cat(models), plain, rtol=1e-6, atol=1e-7)
 
 
@@ -90,7 +92,7 @@ def test_a_span_takes_the_settings_of_its_group() -> None:
     ones, buffer = torch.ones(2), torch.full((2,), 4.0)
     model, (moved,) = rule.step(ones, [buffer], ones, 1, group=0)
     assert torch.allclose(torch.stack([model, moved]), torch.tensor([[1 - 0.5 * 4.6] * 2, [4.6] * 2]))
-    model, (kept,) = rule.step(ones, [buffer], ones, 1, group=1, rate=0.25)
+    model, (kept,) = rule.step(ones, [buffer], ones, 1, group=1, moving={"lr": 0.25})
     assert (model.tolist(), kept.tolist()) == ([0.75] * 2, [4.0] * 2)
 
 
@@ -133,3 +135,96 @@ def test_a_rule_makes_the_optimizer_that_it_is_of() -> None:
 
 def _matrix() -> nn.Parameter:
     return nn.Parameter(torch.zeros(3, 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "magnitudes"),
+    [
+        ("sgd", {}),
+        ("momentum", {}),
+        ("adam", {"exp_avg_sq": 2}),
+        ("amsgrad", {"exp_avg_sq": 2, "max_exp_avg_sq": 2}),
+        ("rmsprop", {"square_avg": 2}),
+    ],
+)
+def test_magnitudes_of_gradients_are_told_from_what_has_a_sign(name: str, magnitudes: dict[str, float]) -> None:
+    found = FlatOptimizer(OPTIMIZERS[name]).magnitudes
+    assert found == pytest.approx(magnitudes)
+
+
+def test_one_that_cannot_step_by_itself_keeps_no_magnitudes_and_says_why_it_cannot_step_in_pieces() -> None:
+    rule = FlatOptimizer(lambda p: torch.optim.LBFGS(p))
+    assert rule.magnitudes == {}
+    assert "LBFGS steps the numbers of a tensor together" in rule.why_not_in_pieces
+    assert "keeps 'mu_product'" in FlatOptimizer(lambda p: torch.optim.NAdam(p)).why_not_in_pieces
+    assert FlatOptimizer(OPTIMIZERS["adam"]).why_not_in_pieces == ""
+
+
+def test_rates_by_parameter_are_no_rule_for_pieces() -> None:
+    def factory(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    factory.on_workers_only = True  # type: ignore[attr-defined]
+    assert "rates differ by parameter" in FlatOptimizer(factory).why_not_in_pieces
+
+
+def test_several_steps_by_one_gradient_are_those_of_the_optimizer() -> None:
+    parameters, factory = flat(16, 16), OPTIMIZERS["adamw"]
+    rule = FlatOptimizer(factory, factory(list(parameters.tensors)), parameters)
+    gradient = torch.linspace(-1, 1, 32)
+    state = [parameters.vector.detach().clone(), *(torch.zeros(32) for _ in rule.names)]
+    taken = Taken(Fragment(0, 32), rows=1.0, steps=3, before=0)
+    found = rule.advance(state[0], state[1:], gradient, taken)
+    optimizer = factory(list(parameters.tensors))
+    for _ in range(3):
+        parameters.scatter_gradients(gradient)
+        optimizer.step()
+    assert torch.equal(found[0], parameters.vector)
+    half = rule.advance(
+        state[0][8:24], [v[8:24] for v in state[1:]], gradient[8:24], replace(taken, fragment=Fragment(8, 24))
+    )
+    assert all(torch.equal(whole[8:24], part) for whole, part in zip(found, half, strict=True))
+
+
+def test_parameters_without_a_gradient_stay_and_begin_later() -> None:
+    parameters, factory = flat(16, 16), OPTIMIZERS["adam"]
+    rule = FlatOptimizer(factory, factory(list(parameters.tensors)), parameters)
+    state = [torch.zeros(32) for _ in rule.names]
+    taken = Taken(Fragment(0, 32), rows=1.0, steps=2, before=0, absent=frozenset({1}))
+    first = rule.advance(torch.ones(32), state, torch.ones(32), taken)
+    assert torch.equal(first[0][16:], torch.ones(16))
+    assert not torch.equal(first[0][:16], torch.ones(16))
+    later = rule.advance(
+        first[0], first[1:], torch.ones(32), replace(taken, before=2, absent=frozenset(), behind={1: 2})
+    )
+    assert torch.equal(later[0][16:], first[0][:16]), "as if these had been its first two steps"
+
+
+def test_noise_makes_steps_shorter_where_they_are_divided_by_a_magnitude() -> None:
+    moved = {}
+    for name in ("adam", "sgd"):
+        rule = FlatOptimizer(OPTIMIZERS[name])
+        for noise in (1.0, 4.0):
+            taken = Taken(Fragment(0, 8), rows=1.0, steps=1, before=0, noise=noise)
+            moved[name, noise] = float(
+                rule.advance(torch.zeros(8), [torch.zeros(8) for _ in rule.names], torch.ones(8), taken)[0][0]
+            )
+    assert moved["adam", 4.0] == pytest.approx(moved["adam", 1.0] / 2)
+    assert moved["sgd", 4.0] == moved["sgd", 1.0]
+
+
+def test_a_state_of_its_own_is_what_the_optimizer_would_have_made() -> None:
+    factory = OPTIMIZERS["adam"]
+    parameter = nn.Parameter(torch.ones(3, 2))
+    rule = FlatOptimizer(factory, factory([parameter]), flat(6))
+    found = rule.state_for(parameter, 0, 7)
+    assert found["step"] == 7
+    assert found["exp_avg"].shape == (3, 2)
+    assert not found["exp_avg_sq"].any()
+
+
+def test_where_a_parameter_begins_and_whose_it_is() -> None:
+    parameters = flat(16, 32)
+    rule = FlatOptimizer(OPTIMIZERS["sgd"], OPTIMIZERS["sgd"](list(parameters.tensors)), parameters)
+    assert [rule.begins(number, Fragment(8, 24)) for number in (0, 1, 2)] == [False, True, False]
+    assert rule.group_of(1) == 0

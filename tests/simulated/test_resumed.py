@@ -13,9 +13,9 @@ import thinwire as tw
 from thinwire import events
 from thinwire.checkpoint import CheckpointStore
 from thinwire.models import mlp
-from thinwire.strategies import name_of
 
 ROWS, EPOCHS = 256, 8
+STRATEGIES = [tw.SparkNet(period=4), tw.Relay(), tw.Relay(sends="gradients"), tw.EASGD(period=4)]
 
 
 def fit(workers: int, *, faults: tuple[tw.Fault, ...] = (), callbacks: Any = (), **more: Any) -> tw.Result:
@@ -56,7 +56,7 @@ def done_by(out: Path) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("victims", [(1,), (0,), (0, 1)], ids=str)
-@pytest.mark.parametrize("strategy", [tw.SparkNet(period=4), tw.Relay(), tw.EASGD(period=4)], ids=name_of)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
 def test_those_lost_before_they_were_heard_of_are_gone_on_with_too(
     victims: tuple[int, ...], strategy: tw.Strategy, tmp_path: Path
 ) -> None:
@@ -107,7 +107,7 @@ def test_the_learning_rate_goes_on_with_another_number_of_workers(tmp_path: Path
     assert rates[-1] == pytest.approx(0.1 * 0.5**5)
 
 
-@pytest.mark.parametrize("strategy", [tw.SparkNet(period=4), tw.Relay(), tw.EASGD(period=4)], ids=name_of)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
 def test_a_first_worker_that_is_behind_saves_as_often_as_the_one_before(strategy: tw.Strategy, tmp_path: Path) -> None:
     """The last checkpoint is of the other worker alone, which had made many more steps."""
     every: dict[str, Any] = {"checkpoint_every": 8, "strategy": strategy}

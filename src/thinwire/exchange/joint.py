@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ from thinwire.exchange.cuts import Cut, Cuts
 from thinwire.parameters import Fragment
 from thinwire.protocol.observation import Observer, StateLoaded, unobserved
 from thinwire.rules.finite import count_not_finite, is_finite
-from thinwire.strategies import Measured, Setting, Strategy
+from thinwire.rules.noise import Spread
+from thinwire.strategies import Measured, Setting, Strategy, Taken
 
 MODEL = "the joint model"
 PIECE = 1 << 16
@@ -74,7 +76,11 @@ class JointState:
         self.lock = threading.RLock()
         self.landed = 0
         self.version = 0
-        """Updates that servers had merged when a checkpoint was made."""
+        """Updates that servers had merged when a checkpoint was made; steps that the joint optimizer has taken."""
+        self.spread = Spread()
+        """How far workers' gradients differ, as seen here: for what this worker says, not for what it does."""
+        self.noise = 1.0
+        """Of the round that landed last; see `Taken`."""
         self.behind: dict[int, int] = {}
         """By parameter, in how many of them it took no step."""
         self.state, _ = strategy.open(x)
@@ -85,6 +91,11 @@ class JointState:
     def model(self) -> Tensor | None:
         """The joint model x̃; None where the replica itself is the joint model."""
         return getattr(self.state, "model", None)
+
+    @property
+    def kept(self) -> tuple[Tensor, ...]:
+        """What a joint optimizer keeps beside the model; nothing where there is none."""
+        return tuple(self.state[1:]) if self.strategy.accumulates else ()
 
     def fragment(self, round: int) -> Fragment:
         return self.cuts.at(round).fragment(round)
@@ -120,8 +131,7 @@ class JointState:
     def land(self, round: int, fragment: Fragment, mean: Tensor, out: Tensor | None = None) -> Tensor:
         """Merges a round's mean; returns the reply, in `out` where it is given, which may be the mean itself."""
         with self.lock:
-            if round != self.landed:
-                raise AssertionError(f"round {round} lands out of order: {self.landed} is next")
+            self._is_next(round)
             cut = self.cuts.at(round)
             reply = self.merge(fragment, mean, cut.cycle(round), cut.setting, out)
             self.landed = round + 1
@@ -151,6 +161,66 @@ class JointState:
             self.state = write_state(self.state, piece, self.size, merged)
         return reply
 
+    def optimize(self, gradients: Tensor, taken: Taken, out: Tensor | None = None) -> Tensor:
+        """Takes the joint optimizer's steps by a mean of gradients; takes no lock of its own.
+
+        Returns: the new model of that stretch, in `out` where it is given, which may be the mean itself.
+
+        Raises:
+            DivergedError: The joint model, or the optimizer's state, is not finite after it.
+        """
+        reply = torch.empty_like(gradients) if out is None else out
+        for piece, near in pieces(taken.fragment, self.state, self.size):
+            state = slice_state(self.state, piece, self.size)
+            merged = self.strategy.optimize(state, near.of(gradients), replace(taken, fragment=piece))
+            for index, values in enumerate(merged):
+                self._check(values, taken.fragment, "the joint optimizer's state" if index else MODEL)
+            near.of(reply).copy_(merged.model)
+            self.state = write_state(self.state, piece, self.size, merged)
+        return reply
+
+    def land_steps(
+        self,
+        round: int,
+        fragment: Fragment,
+        gradients: Tensor,
+        taken: Taken | None,
+        out: Tensor | None = None,
+        *,
+        square: float | None = None,
+    ) -> Tensor:
+        """Takes the steps of a round, none where there are none; returns the new model, in `out` where it is given.
+
+        Args:
+            round: its number, the next one.
+            fragment: of the flat vector.
+            gradients: the mean of the workers' sums.
+            taken: what the sums are of.
+            out: where the new model is to be written.
+            square: the mean square norm of one worker's mean gradient.
+        """
+        with self.lock:
+            self._is_next(round)
+            if taken is None:
+                reply = torch.empty_like(gradients) if out is None else out
+                reply.copy_(fragment.of(self.state.model))
+            else:
+                self.noise = taken.noise
+                if square is not None:
+                    mean = gradients / taken.rows
+                    self.spread.see(square, float(mean @ mean))
+                reply = self.optimize(gradients, replace(taken, behind=self.behind), out)
+                self.version = max(self.version, taken.before + taken.steps)
+                for number in taken.absent:
+                    if self.strategy.begins(number, fragment):
+                        self.behind[number] = self.behind.get(number, 0) + taken.steps
+            self.landed = round + 1
+            return reply
+
+    def _is_next(self, round: int) -> None:
+        if round != self.landed:
+            raise AssertionError(f"round {round} lands out of order: {self.landed} is next")
+
     def _check(self, values: Tensor, fragment: Fragment, what: str = MODEL) -> None:
         if not is_finite(values):
             raise DivergedError(
@@ -163,6 +233,18 @@ class JointState:
         with self.lock:
             if self.model is not None:
                 self.model.copy_(x)
+
+    def set_kept(self, kept: Sequence[Tensor], steps: int) -> None:
+        """What its optimizer keeps after so many steps is what is kept beside the joint model."""
+        with self.lock:
+            self.version = steps
+            for own, values in zip(self.state[1:], kept, strict=True):
+                own.copy_(values)
+
+    def parts(self, fragment: Fragment) -> list[Tensor]:
+        """A copy of what the strategy keeps beside the joint model, of a fragment."""
+        with self.lock:
+            return [fragment.of(values).clone() for values in self.state[1:]]
 
     def change(self, setting: dict[str, Any], since: int) -> None:
         with self.lock:

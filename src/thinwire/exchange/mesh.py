@@ -7,6 +7,7 @@ nobody waits for it, and keeps their means: those after the state it is given ar
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from thinwire.exchange.buffer_pool import BufferPool
 from thinwire.exchange.identity import Identity
 from thinwire.exchange.joint import JointState
 from thinwire.exchange.member import Member
+from thinwire.exchange.notes import taken_of
 from thinwire.exchange.rounds import Completed, Launch
 from thinwire.exchange.signals import Landed, LeftOut
 from thinwire.exchange.snapshot import Snapshot
@@ -66,6 +68,7 @@ class Mesh(Member):
             if values is None:
                 self.signals.put(LeftOut(round, count_not_finite(taken), False))
                 weight = 0.0
+                note = {key: said for key, said in note.items() if key != "taken"}
                 if spare is not None:
                     self._spares.give(spare)
             elif values is spare:  # until the round has landed: it may have to be launched again
@@ -147,6 +150,16 @@ class Mesh(Member):
                     self._next_round = max(self._next_round, round + 1)
             self._rounds.launch(self._means.aside(key, fragment, name, self._note()))
 
+    def _land(self, round: int, done: Completed) -> Tensor:
+        """Merges a round into the joint state; returns the reply, where the mean was."""
+        if not self._joint.strategy.accumulates:
+            return self._joint.land(round, done.fragment, done.mean, out=done.mean)
+        given = {worker: note for worker, note in done.notes.items() if worker not in done.dropped}
+        taken = None if done.empty else taken_of(given, done.fragment)
+        squares = [float(note["square"]) for note in given.values() if "square" in note]
+        square = math.fsum(squares) / len(squares) if squares else None
+        return self._joint.land_steps(round, done.fragment, done.mean, taken, out=done.mean, square=square)
+
     def _take_up_completed(self) -> None:
         super()._take_up_completed()
         self._land_ready()
@@ -173,8 +186,8 @@ class Mesh(Member):
             round = self._joint.landed
             done, own = self._ready[round], round in self._contributed
             snapshot = None if own else self._joint.old_model(done.fragment)
-            reply = self._joint.land(round, done.fragment, done.mean, out=done.mean)
-            merged = Merged(self._rounds.generation, self._joint.landed, reply, self._joint.model)
+            reply = self._land(round, done)
+            merged = Merged(self._rounds.generation, self._joint.landed, reply, self._joint.model, self._joint.kept)
             self._joint.observe(merged)
             self._forget(round)
             publish = save = False

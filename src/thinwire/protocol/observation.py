@@ -62,6 +62,8 @@ class Merged(NamedTuple):
     landed: int
     reply: Tensor
     model: Tensor | None
+    kept: tuple[Tensor, ...] = ()
+    """What a joint optimizer keeps beside the model, where there is one."""
 
 
 class Concluded(NamedTuple):

@@ -178,6 +178,10 @@ class TorchReplica:
     def update(self, evaluate: Callable[[], Tensor] | None = None) -> None:
         """Takes the optimizer step on the gradients as they are now; `evaluate` makes them anew where it needs that."""
         self.clip()
+        self.take_step(evaluate)
+
+    def take_step(self, evaluate: Callable[[], Tensor] | None = None) -> None:
+        """Takes the optimizer step on gradients that have been clipped."""
         if self.searches:
             step_along(self.optimizer, evaluate or self.again)
         else:

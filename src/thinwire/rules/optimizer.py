@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +24,30 @@ WAYS = ("foreach", "fused", "capturable", "differentiable")
 """Settings that say how an optimizer computes, and not what."""
 NO_GROUP = -1
 """In place of a group's number: the optimizer does not hold these parameters."""
+
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+MOVING = ("lr", "betas", "momentum")
+"""Settings of a group that schedules move."""
+
+
+class Steps(Protocol):
+    """What an optimizer has to know of steps beside their gradient; `thinwire.strategies.base.Taken` is one."""
+
+    @property
+    def fragment(self) -> Fragment: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def before(self) -> int: ...
+    @property
+    def noise(self) -> float: ...
+    @property
+    def groups(self) -> Sequence[Mapping[str, Any]]: ...
+    @property
+    def absent(self) -> Collection[int]: ...
+    @property
+    def behind(self) -> Mapping[int, int]: ...
 
 
 class Span(NamedTuple):
@@ -114,9 +140,21 @@ class FlatOptimizer:
         steps: int,
         *,
         group: int = 0,
-        rate: float | None = None,
+        times: int = 1,
+        moving: Mapping[str, Any] = NOTHING,
     ) -> tuple[Tensor, list[Tensor]]:
-        """One step of a group's rule, after so many: the new parameters, and the new state in the order of `names`.
+        """A group's rule applied once, or several times, after so many steps.
+
+        Args:
+            model: the parameters.
+            state: what the optimizer keeps beside them, in the order of `names`.
+            gradient: the gradient of every one of these steps.
+            steps: steps made before.
+            group: by number.
+            times: steps to make.
+            moving: settings that differ from those that the optimizer was made with, such as the learning rate.
+
+        Returns: the new parameters, and the new state in the order of `names`.
 
         >>> sgd = FlatOptimizer(lambda p: torch.optim.SGD(p, lr=0.5))
         >>> sgd.step(torch.tensor([3.0]), (), torch.tensor([2.0]), 0)
@@ -127,19 +165,106 @@ class FlatOptimizer:
         parameter = nn.Parameter(model.clone())
         parameter.grad = gradient
         optimizer = self._rule(group, [parameter])
-        if rate is not None:
-            optimizer.param_groups[0]["lr"] = rate
+        optimizer.param_groups[0].update(moving)
         mine = self._slots_of[group]
         if steps:
             kept = {n: value.clone() for n, value in zip(self.names, state, strict=True) if n in mine}
             optimizer.state[parameter] = {STEP: torch.tensor(float(steps)), **kept}
-        optimizer.step()
+        for _ in range(times):
+            optimizer.step()
         found = optimizer.state[parameter]
         moved = [
             found[n] if n in mine and isinstance(found.get(n), Tensor) else old.clone()
             for n, old in zip(self.names, state, strict=True)
         ]
         return parameter.data, moved
+
+    def advance(self, model: Tensor, state: Sequence[Tensor], gradient: Tensor, taken: Steps) -> list[Tensor]:
+        """The parameters and state of a stretch of the flat vector after steps by one gradient.
+
+        The model comes first, then the state in the order of `names`. Stretches that take no step stay. A gradient that
+        is the mean of several steps has less noise than each of them had, hence a smaller magnitude: steps are that
+        much shorter, so that they are as long as they would be by one step's gradient after the other.
+        """
+        values = [model.clone(), *(value.clone() for value in state)]
+        for span in self.spans(taken.fragment, taken.absent, taken.behind):
+            near = Fragment(span.fragment.start - taken.fragment.start, span.fragment.stop - taken.fragment.start)
+            parts = [near.of(value) for value in values]
+            moving = dict(taken.groups[span.group]) if span.group < len(taken.groups) else {}
+            if taken.noise != 1.0 and self.magnitudes:
+                rate = moving.get("lr", self._made.param_groups[span.group]["lr"])
+                moving["lr"] = rate / math.sqrt(taken.noise)
+            stepped, kept = self.step(
+                parts[0],
+                parts[1:],
+                near.of(gradient),
+                max(0, taken.before - span.behind),
+                group=span.group,
+                times=taken.steps,
+                moving=moving,
+            )
+            for part, value in zip(parts, (stepped, *kept), strict=True):
+                part.copy_(value)
+        return values
+
+    @cached_property
+    def magnitudes(self) -> dict[str, float]:
+        """What the optimizer keeps of how large gradients are, as Adam does, by which it divides its steps.
+
+        By name, the power of the gradient that it grows with. A magnitude is the same for a gradient and its negative.
+        """
+        gradient = torch.randn(8, generator=torch.Generator().manual_seed(0))
+        try:
+            there, back, twice = (self._kept(factor * gradient) for factor in (1.0, -1.0, 2.0))
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+            return {}
+        even = [name for name, value in there.items() if value.any() and torch.equal(value, back[name])]
+        return {name: math.log2(float(twice[name].abs().sum() / there[name].abs().sum())) for name in even}
+
+    def _kept(self, gradient: Tensor) -> dict[str, Tensor]:
+        """What the first group's rule keeps beside zeros after one step by this gradient."""
+        probe = nn.Parameter(torch.zeros_like(gradient))
+        probe.grad = gradient
+        optimizer = self._rule(0, [probe])
+        optimizer.step()
+        return {n: v for n, v in optimizer.state[probe].items() if isinstance(v, Tensor) and v.shape == gradient.shape}
+
+    def state_for(self, parameter: Tensor, group: int, steps: int) -> dict[str, Any]:
+        """What the optimizer keeps of a parameter after so many steps, zeros where it keeps tensors of its shape."""
+        settings = self._made.param_groups[group]
+        probe = nn.Parameter(torch.zeros_like(parameter))
+        probe.grad = torch.zeros_like(parameter)
+        optimizer = seated(self._made, [(settings, [probe], self._first[group])])
+        optimizer.step()
+        found = dict(optimizer.state[probe])
+        for name, value in found.items():
+            if name == STEP:
+                found[name] = torch.full_like(value, float(steps)) if isinstance(value, Tensor) else steps
+            elif isinstance(value, Tensor) and value.shape == parameter.shape:
+                found[name] = torch.zeros_like(value)
+        return found
+
+    def begins(self, index: int, fragment: Fragment) -> bool:
+        """Whether a parameter, by number, has its first value in a fragment."""
+        return index < len(self._starts) and fragment.start <= self._starts[index] < fragment.stop
+
+    def group_of(self, index: int) -> int:
+        """The group that holds a parameter, by number; `NO_GROUP` where none does."""
+        return self._group_of[index]
+
+    @property
+    def why_not_in_pieces(self) -> str:
+        """Why the optimizer cannot step a model piece by piece, in a sentence for people; empty where it can."""
+        name, advice = type(self._made).__name__, "use an optimizer such as SGD, Adam, AdamW, Adagrad or RMSprop"
+        if getattr(self.factory, "on_workers_only", False):
+            return f"{name}'s rates differ by parameter; {advice}"
+        if not self.is_elementwise:
+            return f"{name} steps the numbers of a tensor together; {advice}"
+        try:
+            _ = self.names
+        except ConfigError as error:
+            return str(error)
+        return ""
 
     @property
     def is_elementwise(self) -> bool:

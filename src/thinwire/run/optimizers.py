@@ -16,7 +16,7 @@ from thinwire.replicas import TrainSpec
 from thinwire.replicas.searches import needs_closure
 from thinwire.replicas.torch import optimizer_of
 from thinwire.rules.optimizer import FlatOptimizer
-from thinwire.strategies import ParameterTable, Strategy, name_of
+from thinwire.strategies import ParameterTable, Relay, Strategy, name_of
 
 _log = logging.getLogger("thinwire.run")
 ELEMENTWISE = "SGD, Adam, AdamW, Adagrad or RMSprop"
@@ -27,22 +27,25 @@ def refuse_optimizer(
 ) -> None:
     """Refuses an optimizer or a schedule that would not do there what it does in one process."""
     table = strategy if isinstance(strategy, ParameterTable) else None
+    jointly = isinstance(strategy, Relay) and strategy.sends == "gradients"
     if table and spec.clip_norm is not None and (table.strict or table.groups != "each"):
         raise ConfigError(
             f"train.clip_norm = {spec.clip_norm} cannot be kept under {name_of(strategy)} where workers wait for each "
             "other: servers step the mean gradient piece by piece, and none of them knows its norm; use "
             "tw.Synchronous(), which comes to the same parameters, or consistency='eventual' with groups='each'"
         )
-    if not table and placement.group_size == 1:
+    if not table and not jointly and placement.group_size == 1:
         return
     factory = (table and table.optimizer) or spec.optimizer
     parameters = _parameters(model, spec.seed)
     if parameters is None:
         return
     made = optimizer_of(factory, parameters, torch.device("cpu"))
-    if needs_closure(made):
-        return
     rule = FlatOptimizer(factory, made)
+    if isinstance(strategy, Relay):
+        strategy.steps_jointly(rule)  # refuses one that cannot, where it is to
+    if needs_closure(made) or (jointly and placement.group_size == 1):
+        return
     pipeline = isinstance(placement, Pipeline) and not table
     if not (rule.is_tensorwise if pipeline else rule.is_elementwise):
         units = ("tensors", "tensor") if pipeline else ("the numbers of a tensor", "number")

@@ -1,7 +1,7 @@
 """What replicas tell each other, and what they do with the answer: one file a strategy."""
 
 from thinwire.strategies.auto import Auto
-from thinwire.strategies.base import Joint, Measured, Nothing, Progress, Setting, Share, Strategy
+from thinwire.strategies.base import Joint, Measured, Nothing, Progress, Setting, Share, Strategy, Taken
 from thinwire.strategies.deepspark import DeepSpark
 from thinwire.strategies.diloco import DiLoCo
 from thinwire.strategies.easgd import EASGD
@@ -32,6 +32,7 @@ __all__ = [
     "SparkNet",
     "Strategy",
     "Synchronous",
+    "Taken",
     "name_of",
     "strategy",
 ]

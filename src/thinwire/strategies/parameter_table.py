@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections import namedtuple
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
@@ -14,10 +13,11 @@ from torch import Tensor
 
 from thinwire.errors import ConfigError
 from thinwire.parameters import FlatParameters, Fragment
-from thinwire.rules.optimizer import FlatOptimizer, Span
+from thinwire.rules.optimizer import FlatOptimizer
 from thinwire.rules.staleness import compensate
-from thinwire.strategies.base import Nothing, Progress, Setting, Share, Strategy, Subject
+from thinwire.strategies.base import Nothing, Progress, Setting, Share, Strategy, Subject, Taken
 from thinwire.strategies.checks import at_least, count_or, one_of
+from thinwire.strategies.joint_optimizer import opened, optimized
 from thinwire.strategies.served import Served
 
 
@@ -70,9 +70,6 @@ class ParameterTable(Served):
     def follows(self, factory: Callable[[Any], torch.optim.Optimizer]) -> bool:
         return self._rule.factory is factory
 
-    def spans(self, fragment: Fragment, absent: Collection[int], behind: Mapping[int, int]) -> list[Span]:
-        return self._rule.spans(fragment, absent, behind)
-
     @property
     def strict(self) -> bool:
         return self.consistency == "strict"
@@ -96,8 +93,7 @@ class ParameterTable(Served):
         return float(share.rows)
 
     def open(self, x: Tensor) -> tuple[Any, Nothing]:
-        names = self._rule.names
-        return _joint(names)(x.clone(), *(x.new_zeros(x.shape) for _ in names)), Nothing()
+        return opened(self._rule, x), Nothing()
 
     def parameters_in(self, fragment: Fragment) -> Sequence[int]:
         return [number for number, _ in self._rule.inside(fragment)]
@@ -106,9 +102,12 @@ class ParameterTable(Served):
         return compensate(values, now, then, self.compensation) if self.compensation and then is not None else values
 
     def merge(self, joint: Any, mean: Tensor, cycle: int, setting: Setting) -> tuple[Tensor, Any]:
-        group, rate = setting.group, setting.rate
-        model, state = self._rule.step(joint.model, joint[1:], mean, cycle, group=group, rate=rate)
-        return model, type(joint)(model, *state)
+        whole = Fragment(0, mean.numel())
+        merged = self.optimize(joint, mean, Taken(whole, rows=1.0, steps=1, before=cycle))
+        return merged.model, merged
+
+    def optimize(self, joint: Any, gradients: Tensor, taken: Taken) -> Any:
+        return optimized(self._rule, joint, gradients, taken)
 
     def adopt(self, worker: Any, x: Tensor, snapshot: Tensor, reply: Tensor) -> tuple[Tensor, Any]:
         return reply, worker
@@ -125,8 +124,3 @@ def _everywhere(factory: Callable[[Any], torch.optim.Optimizer]) -> FlatOptimize
 
 def _plain(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
-
-
-@lru_cache(maxsize=16)
-def _joint(names: tuple[str, ...]) -> Any:
-    return namedtuple("ParameterTableJoint", ["model", *names])

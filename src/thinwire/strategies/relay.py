@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
+from thinwire.errors import ConfigError
+from thinwire.parameters import FlatParameters, Fragment
 from thinwire.rules import compression, outer, relay, staleness
-from thinwire.strategies.base import Measured, Nothing, Progress, Setting, Share, Strategy, Timing
+from thinwire.rules.optimizer import FlatOptimizer
+from thinwire.strategies.base import Measured, Nothing, Progress, Setting, Share, Strategy, Taken, Timing
 from thinwire.strategies.checks import at_least, one_of, within
+from thinwire.strategies.joint_optimizer import opened, optimized
 from thinwire.units import rate_text, seconds_text
 
 PROBES = (8, 4)
@@ -41,26 +47,70 @@ class Relay(Strategy):
         momentum: outer Nesterov momentum, or "auto".
         quorum: share of the workers that completes a round once the grace time has passed.
         grace_s: how long the others are waited for; what misses a round is sent again with the next.
+        sends: "displacements", what each replica's own optimizer has made of its parameters, or "gradients", by whose
+            means all take the steps of one joint optimizer, and which replicas run ahead of. "auto" sends gradients
+            where the optimizer divides its steps by a magnitude that it keeps of each gradient, as Adam does.
     """
 
     timing: ClassVar[Timing] = "overlap"
-    ends_in_mean: ClassVar[bool] = True
-
+    rule: ClassVar[FlatOptimizer | None] = None
+    """The joint optimizer, once the parameters are known and gradients are what is sent."""
     bits: int | Literal["auto"] = "auto"
     fragments: int | Literal["auto"] = "auto"
     lr: float = 1.0
     momentum: float | Literal["auto"] = "auto"
     quorum: float = 0.5
     grace_s: float = 2.0
+    sends: Literal["auto", "displacements", "gradients"] = "auto"
 
     def __post_init__(self) -> None:
         one_of(self, ("auto", 1, 2, 4, 8), bits=self.bits)
+        one_of(self, ("auto", "displacements", "gradients"), sends=self.sends)
         if self.fragments != "auto":
             at_least(self, 1, fragments=self.fragments)
         if self.momentum != "auto":
             within(self, 0, 1, momentum=self.momentum)
         at_least(self, 0, lr=self.lr, grace_s=self.grace_s)
         within(self, 0, 1, quorum=self.quorum)
+
+    @property
+    def accumulates(self) -> bool:
+        return self.rule is not None
+
+    @property
+    def ends_in_mean(self) -> bool:  # type: ignore[override]
+        return not self.accumulates
+
+    def with_optimizer(self, factory: Callable[[Any], Any]) -> Strategy:
+        return self._knowing(factory=factory)
+
+    def laid_out(self, parameters: FlatParameters, make: Callable[[Any], Any]) -> Strategy:
+        """With the joint optimizer, where gradients are to be sent."""
+        factory: Callable[[Any], Any] | None = vars(self).get("factory")
+        if factory is None or self.sends == "displacements":
+            return self
+        rule = FlatOptimizer(factory, make(factory), parameters)
+        return self._knowing(rule=rule) if self.steps_jointly(rule) else self
+
+    def steps_jointly(self, rule: FlatOptimizer) -> bool:
+        """Whether gradients are sent where this is the run's optimizer.
+
+        Raises:
+            ConfigError: They are to be, and the optimizer cannot step in pieces.
+        """
+        if self.sends == "displacements" or (self.sends == "auto" and not rule.magnitudes):
+            return False
+        why_not = rule.why_not_in_pieces
+        if why_not and self.sends == "gradients":
+            raise ConfigError(f"{type(self).__name__}(sends='gradients') is not possible: {why_not}")
+        return not why_not
+
+    def _knowing(self, **found: Any) -> Relay:
+        """The same, with what was found out since it was made."""
+        same = copy.copy(self)
+        for name, value in found.items():
+            object.__setattr__(same, name, value)
+        return same
 
     def setting(self, measured: Measured, current: Setting | None) -> Setting:
         """Probes two sizes first, then follows the measurements; a small change is not worth cutting anew."""
@@ -122,7 +172,7 @@ class Relay(Strategy):
         if self.fragments != "auto":
             count = self.fragments
         least, limit = (count, count) if count else (1, most)
-        choice = self._bits(ratio, latency)
+        choice = tuple(b for b in self._bits(ratio, latency) if b > 1 or not self.accumulates or self.bits == 1)
         bits = relay.choose_bits(ratio, choice, workers=measured.workers, least=least, most=limit)
         if not count:
             late = latency + self._rest(measured)  # one piece and the rest of its round are to fit into a step
@@ -138,11 +188,23 @@ class Relay(Strategy):
     def due(self, progress: Progress) -> bool:
         return progress.steps_since >= 1
 
-    def open(self, x: Tensor) -> tuple[RelayJoint, Nothing]:
+    def open(self, x: Tensor) -> tuple[Any, Nothing]:
+        if self.rule is not None:
+            return opened(self.rule, x), Nothing()
         return RelayJoint(x.clone(), x.new_zeros(x.shape)), Nothing()
 
+    def contribute(self, joint: Any, snapshot: Tensor) -> Tensor:
+        return snapshot if self.accumulates else super().contribute(joint, snapshot)
+
     def weight(self, share: Share) -> float:
-        return float(share.rows)
+        return 1.0 if self.accumulates else float(share.rows)
+
+    def optimize(self, joint: Any, gradients: Tensor, taken: Taken) -> Any:
+        assert self.rule is not None
+        return optimized(self.rule, joint, gradients, taken)
+
+    def begins(self, number: int, fragment: Fragment) -> bool:
+        return self.rule is not None and self.rule.begins(number, fragment)
 
     def merge(self, joint: Any, mean: Tensor, cycle: int, setting: Setting) -> tuple[Tensor, RelayJoint]:
         decay = setting.momentum if setting.momentum is not None else 0.0

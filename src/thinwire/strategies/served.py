@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from thinwire.parameters import Fragment
 from thinwire.rules import elastic
-from thinwire.rules.optimizer import Span
 from thinwire.strategies.base import Joint, Measured, Setting, Strategy, Timing
 from thinwire.strategies.checks import count_or, within
 
@@ -68,10 +67,6 @@ class Served(Strategy):
     def correct(self, values: Tensor, now: Tensor, then: Tensor | None) -> Tensor:
         """A contribution, corrected for what has changed since; `then` is what its sender was last sent."""
         return values
-
-    def spans(self, fragment: Fragment, absent: Collection[int], behind: Mapping[int, int]) -> list[Span]:
-        """The stretches of a tuple that a server merges, each by a rule of its own."""
-        return [Span(fragment, 0, 0)]
 
     def parameters_in(self, fragment: Fragment) -> Sequence[int]:
         """The parameters of a tuple, by number, where servers count the steps of each."""

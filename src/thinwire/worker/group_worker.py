@@ -210,7 +210,7 @@ class GroupWorker(Worker):
         if self._again and not kept and self.joint.model is not None:
             with torch.no_grad():
                 self.replica.vector.copy_(self.joint.model)
-            self.state.open(self.replica.vector)
+            self.open_state()
         self._align()
         if not self.loaded:
             self.pace.start(self.meter.steps)

@@ -80,7 +80,7 @@ class Guard:
             with worker.joint.lock, torch.no_grad():
                 worker.replica.vector.copy_(worker.joint.model)
                 self.since = worker.joint.landed
-            worker.state.open(worker.replica.vector)
+            worker.open_state()
             worker.weigh_anew()
 
     def note(self) -> dict[str, Any]:

@@ -38,6 +38,12 @@ def take_over(
             replica.parameters.scatter_gradients(landed.reply.to(replica.vector.device), worker.mean_absent)
             worker.mean_gradient = None
             replica.update()
+    elif worker.ahead:
+        began = worker.time.now()
+        worker.ahead.land(fragment, landed.reply, worker.meter.steps)
+        worker.meter.handled(worker.time.now() - began, fragment.size / worker.joint.size)
+        if base is not None and snapshot is not None:
+            worker.spares.give(base)
     elif base is not None:
         near = snapshot.near if snapshot is not None and landed.snapshot is None else None
         began = worker.time.now()

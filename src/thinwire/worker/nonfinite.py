@@ -119,9 +119,9 @@ class NonFinite:
             self._fetch()
         else:
             self._take_joint()
-        worker.state.open(worker.replica.vector)
-        worker.weigh_anew()
         worker.replica.begin_anew()
+        worker.open_state()
+        worker.weigh_anew()
 
     def _take_joint(self) -> None:
         """From the joint model here; rounds under way land on it as on a replica that gave them nothing."""

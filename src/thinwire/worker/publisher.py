@@ -314,7 +314,7 @@ class Publisher:
         refuse(model, "the final model")
         worker.joint.observe(Concluded(model, worker.strategy.timing != "async"))
         self.concluded = True
-        if worker.strategy.ends_in_mean and not worker.alone:
+        if (worker.strategy.ends_in_mean or worker.ahead) and not worker.alone:
             position = (worker.meter.position[0] + 1, 0)
             sample = islice(worker.batches.training(position, None), RECALIBRATION_BATCHES)
             worker.replica.recalibrate(sample, model)
@@ -350,7 +350,7 @@ class Publisher:
         worker = self._worker
         if worker.alone:  # no step follows, so that it need not be copied: there may be no memory for two
             model: Tensor = worker.replica.vector.detach().cpu()
-            worker.joint.set_model(model)
+            worker.give_to_joint(model)
             return model
         if worker.strategy.timing == "async":
             key = f"joint:{FINAL}"

@@ -16,6 +16,7 @@ def worker_tree(worker: Worker) -> dict[str, Any]:
     return {
         "replica": worker.replica.tree(),
         "schedule": worker.replica.schedule(),
+        "ahead": worker.ahead.tree() if worker.ahead else None,
         "worker": [v.detach().cpu().clone() if isinstance(v, Tensor) else v for v in worker.state.whole()],
         "meter": worker.meter.tree(),
         "residuals": worker.exchange.residuals(),
@@ -44,6 +45,8 @@ def resume(worker: Worker, joint: dict[str, Any], own: dict[str, Any] | None) ->
     fresh = [v.to(device) if isinstance(v, Tensor) else v for v in own["worker"]]
     worker.state.put(type(worker.state.whole())(*fresh))
     worker.meter.load(own["meter"])
+    if worker.ahead and own.get("ahead"):
+        worker.ahead.load(own["ahead"])
     worker.exchange.restore_residuals(own["residuals"])
     worker.shares.load(own["shares"])
     if "pace" in own:
@@ -60,7 +63,7 @@ def _start_from(worker: Worker, joint: dict[str, Any]) -> None:
         assert worker.joint.model is not None
         with torch.no_grad():
             worker.replica.vector.copy_(worker.joint.model)
-        worker.state.open(worker.replica.vector)
+        worker.open_state()
         if "schedule" in joint:  # older checkpoints lack it
             worker.replica.buffers.load(joint["buffers"], joint["counts"])
             worker.replica.load_schedule(joint["schedule"])

@@ -63,9 +63,11 @@ class ReplicaTransfer:
                 worker.replica.load_shared(tree["replica"])
             elif caught.old_model is None or newcomer:
                 x.copy_(tree["joint"]["state"][0])
-                worker.state.open(x)
+                worker.open_state()
                 worker.replica.buffers.load(tree["buffers"], tree["counts"])
                 worker.replica.load_schedule(tree["schedule"])
+            elif worker.ahead:
+                worker.ahead.land(Fragment(0, worker.joint.size), tree["joint"]["state"][0], worker.meter.steps)
             elif strategy.timing != "async":  # else its own next exchange brings it and the joint model together
                 base = caught.old_model
                 for fragment, snapshot in over:
@@ -88,7 +90,7 @@ class ReplicaTransfer:
     def _tree(self) -> dict[str, Any]:
         worker = self._worker
         if worker.alone and not worker.publisher.concluded:
-            worker.joint.set_model(worker.replica.vector.detach().cpu())
+            worker.give_to_joint(worker.replica.vector.detach().cpu())
         tree: dict[str, Any] = {
             "joint": worker.joint.tree(),
             "buffers": worker.replica.buffers.vector(),

@@ -23,7 +23,9 @@ from thinwire.parameters import Fragment
 from thinwire.protocol import messages
 from thinwire.protocol.forms import Body
 from thinwire.protocol.observation import ReplicaEntered
+from thinwire.rules.optimizer import FlatOptimizer
 from thinwire.strategies import Share, Strategy
+from thinwire.worker.ahead import Ahead
 from thinwire.worker.gradient_stream import Served, average_gradient
 from thinwire.worker.guard import Guard
 from thinwire.worker.landing import take_over
@@ -71,6 +73,8 @@ class Worker:
         self.publisher = self.publishes(self, save_part)
         self.gradients = self.strategy.subject == "gradients"
         self.served = Served(self) if self.gradients and self.strategy.timing == "async" else None
+        rule: FlatOptimizer | None = getattr(self.strategy, "rule", None)
+        self.ahead = Ahead(replica, joint, rule) if self.strategy.accumulates and rule is not None else None
         searches = self.gradients and not self.served and replica.searches
         self.search = Search(self) if searches else None
         self._barrier, self._async = self.strategy.timing == "barrier", self.strategy.timing == "async"
@@ -179,6 +183,10 @@ class Worker:
             average_gradient(self, self._weight_of(batch), takes=takes)
         elif takes and self.search:
             self.search.step_alone()
+        elif takes and together and self.ahead:
+            self.replica.clip()
+            self.ahead.add(self._weight_of(batch))
+            self.replica.take_step()
         elif takes:
             self.replica.update()
         else:
@@ -256,12 +264,18 @@ class Worker:
         share = Share(round, *self.shares.take(fragment, self.meter.steps, self.rows_done), self.lead)
         worked = share.steps > 0 and not self.guard.alone
         began = self.time.now()
+        more: dict[str, Any] = {}
+        if self.ahead and worked:
+            values, more = self.ahead.sum, self.ahead.note(fragment, self.meter.steps)
+            worked = bool(more)
         snapshot = snapshot_of(fragment.of(values).detach(), self.spares) if worked else None
         waits = self._waits(round)
-        if snapshot is not None and waits:
+        if snapshot is not None and (waits or self.ahead):
             snapshot.settle()
+        if snapshot is not None and self.ahead:
+            self.ahead.sent(fragment)
         self.meter.handled(self.time.now() - began, fragment.size / self.joint.size)
-        self.send_off(round, fragment, snapshot, self.strategy.weight(share) if worked else 0.0)
+        self.send_off(round, fragment, snapshot, self.strategy.weight(share) if worked else 0.0, **more)
         self.pace.launched()
         if waits:
             self.await_round(round)
@@ -284,6 +298,18 @@ class Worker:
         if self.lead:
             note |= self._tuner.note(round)
         self.exchange.launch(round, fragment, snapshot, weight, note)
+
+    def open_state(self) -> None:
+        """The replica's parameters are the joint model's: what is kept beside them starts from there."""
+        self.state.open(self.replica.vector)
+        if self.ahead:
+            self.ahead.open()
+
+    def give_to_joint(self, model: Tensor) -> None:
+        """This replica's parameters, in `model`, are the joint model; its optimizer's state is the joint one's."""
+        self.joint.set_model(model)
+        if self.ahead:
+            self.joint.set_kept(self.ahead.kept(), self.meter.steps)
 
     def weigh_anew(self) -> None:
         """The replica is the joint model now: what was done up to here has no weight in what it contributes next."""
@@ -388,7 +414,9 @@ class Worker:
             model = self.replica.vector.detach().to("cpu", copy=True)
             self.weigh_anew()
             if not self._async and not self.publisher.concluded:
-                self.joint.set_model(model)
+                self.give_to_joint(model)
+                if self.ahead:
+                    self.ahead.begin()
         if was_alone and not self.alone and self._async:  # what it did alone is no part of what strategies look at
             self.state.open(self.replica.vector)
             self.pace.start(self.meter.steps)
@@ -468,11 +496,24 @@ class Worker:
 
     def _contribute_the_rest(self) -> None:
         """Steps made since the last round would be lost: each fragment gets one more, unless rounds never pause."""
+        if self.ahead:
+            self._send_sums()
         paused = (self._async or self._barrier) and not self.gradients
         if paused and not self.alone and self.meter.steps > self.pace.steps:
             for _ in range(self.joint.cuts.newest.count):
                 self._launch(self.replica.vector)
             self.wait(lambda: not self._snapshots, "its last exchange", self.plan.deadlines.round_s)
+
+    def _send_sums(self) -> None:
+        """Gradients that were not sent yet are in no joint model: each fragment gets another round."""
+        for _ in range(self.joint.cuts.newest.count):
+            self.wait(
+                lambda: not self._snapshots and not self._needs_state, "its last rounds", self.plan.deadlines.round_s
+            )
+            if self.alone or not self.ahead or not self.ahead.has_any:
+                return
+            self._launch(self.replica.vector)
+        self.wait(lambda: not self._snapshots, "its last exchange", self.plan.deadlines.round_s)
 
     def _account_for(self) -> None:
         self.nonfinite.flush()

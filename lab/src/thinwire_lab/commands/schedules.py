@@ -16,14 +16,16 @@ from rich.table import Table
 from thinwire.errors import ConfigError, WorkerError, nearest
 from thinwire_lab.bench.report import about
 from thinwire_lab.schedules import Schedule, play, record
-from thinwire_lab.schedules.draw import MENU
+from thinwire_lab.schedules.draw import JOINT, MENU
 from thinwire_lab.schedules.many import MOST_SHOWN, Tally, play_all
 
 
 def schedules(options: argparse.Namespace) -> int:
     """Plays schedules; one seed alone is told as it goes."""
-    if options.strategy is not None and options.strategy not in MENU:
-        raise ConfigError(f"--strategy {options.strategy!r} is not on the menu. {nearest(options.strategy, MENU)}")
+    if options.strategy is not None and options.strategy not in MENU | JOINT:
+        raise ConfigError(
+            f"--strategy {options.strategy!r} is not on the menu. {nearest(options.strategy, MENU | JOINT)}"
+        )
     seeds = _seeds(options.seeds)
     console = Console(stderr=True)
     if options.record:

@@ -39,6 +39,12 @@ MENU: dict[str, Callable[[], Strategy]] = {
     "table, bounded": lambda: ParameterTable(staleness=2, tuple_size=128, log_every=4),
     "table on the driver": lambda: ParameterTable(servers="driver", tuple_size=128, log_every=4),
 }
+JOINT: dict[str, Callable[[], Strategy]] = {
+    "relay of gradients": lambda: Relay(sends="gradients"),
+    "relay of gradients with a quorum": lambda: Relay(sends="gradients", bits=8, fragments=2, quorum=0.5, grace_s=0.05),
+    "auto of gradients": lambda: Auto(sends="gradients"),
+}
+"""Strategies with one joint optimizer, which is Adam."""
 STEP_S, EPOCHS = 0.1, 6
 """A worker's six epochs of four steps take 2.4 s where nothing goes wrong."""
 WINDOW_S = 3.5
@@ -63,6 +69,9 @@ HARSH = 0.15
 NAN_FROM, GROUPED, OFTEN = 300_000, 0.3, (0.1, 0.3, 1.0)
 """From this seed on, workers come to numbers that are not finite, in such a share of their steps; in that share of
 schedules replicas span groups."""
+JOINT_FROM, FLAWED = 400_000, 0.1
+"""From this seed on, strategies are those of `JOINT`; groups are as often as after `NAN_FROM`, and in that share of
+schedules workers come to numbers that are not finite."""
 MESSAGES: tuple[Kind, ...] = ("lose", "repeat", "shuffle")
 STORES_S, SLOWER_S = (0.0, 0.0, 0.02, 0.3, 1.0, 2.5), 8.0
 """What a store may take to write a part of a checkpoint."""
@@ -77,7 +86,7 @@ class Schedule:
 
     seed: int
     name: str
-    """Of the strategy, in `MENU`."""
+    """Of the strategy, in `MENU` or `JOINT`."""
     workers: int
     revives: bool
     harsh: bool
@@ -91,7 +100,11 @@ class Schedule:
         """The schedule of a seed; `only` replaces the strategy that it would have."""
         chance = random.Random(f"thinwire {seed}")
         if seed >= NAN_FROM:
+            if seed >= JOINT_FROM:
+                only = only or chance.choice(list(JOINT))
             made = (cls._of_groups if chance.random() < GROUPED else cls._of_workers)(seed, chance, only)
+            if seed >= JOINT_FROM and chance.random() > FLAWED:
+                return made
             flaws = [_flaw(chance, made.workers) for _ in range(chance.choice((1, 1, 2, 3)))]
             return replace(made, faults=(*made.faults, *flaws))
         return (cls._of_groups if seed >= GROUPS_FROM else cls._of_workers)(seed, chance, only)

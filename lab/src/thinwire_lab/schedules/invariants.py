@@ -113,6 +113,8 @@ class InvariantChecker:
                 raise BrokenInvariantError(f"worker {self.owner()[0]} landed a {kind} that is not finite")
         self._compare("reply", seen.generation, seen.landed, seen.reply)
         self._compare("state", seen.generation, seen.landed, seen.model)
+        for number, values in enumerate(seen.kept):
+            self._compare(f"optimizer state {number}", seen.generation, seen.landed, values)
         if self._statistics == "shares" and seen.model is not None:
             self._counted_once(seen.model)
 

@@ -25,7 +25,7 @@ from thinwire.cluster.simulated import Simulated
 from thinwire.errors import DivergedError, LostWorkersError, ThinwireError
 from thinwire.protocol.deadlines import Deadlines
 from thinwire.protocol.identifiers import FINAL
-from thinwire_lab.schedules.draw import EPOCHS, MENU, STEP_S, Schedule
+from thinwire_lab.schedules.draw import EPOCHS, JOINT, MENU, STEP_S, Schedule
 from thinwire_lab.schedules.invariants import BrokenInvariantError, InvariantChecker
 from thinwire_lab.schedules.tokens import Ledger, TokenPart, TokenReplica, loss
 
@@ -178,8 +178,8 @@ def _run(schedule: Schedule, site: _Site, out: str, callbacks: list[Any]) -> str
         inputs=["x"],
         label="y",
         loss=loss,
-        optimizer=_plain,
-        strategy=MENU[schedule.name](),
+        optimizer=_adam if schedule.name in JOINT else _plain,
+        strategy=(MENU | JOINT)[schedule.name](),
         placement=thinwire.TensorParallel(group_size=size) if size > 1 else None,
         cluster=site,
         epochs=EPOCHS,
@@ -206,6 +206,10 @@ def _run(schedule: Schedule, site: _Site, out: str, callbacks: list[Any]) -> str
 
 def _plain(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=1.0)
+
+
+def _adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.1)
 
 
 def _check_checkpoints(out: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from thinwire.exchange.joint import JointState, slice_state, write_state
 from thinwire.exchange.table.plan import Layout
 from thinwire.parameters import Fragment
 from thinwire.rules.table import may_run_ahead, ready
-from thinwire.strategies import Served
+from thinwire.strategies import Served, Taken
 
 Stamp = tuple[int, int]
 """An attempt, and the number of an update of it."""
@@ -158,13 +158,19 @@ class Server:
         now, correct = self._now(key), self._strategy.correct
         corrected = [u._replace(values=correct(u.values, now, book.replies.get(u.worker))) for u in given]
         mean, absent = _mean(corrected), frozenset.intersection(*(u.absent for u in given))
-        reply = now.clone()
-        for span in self._strategy.spans(fragment, absent, book.behind):
-            near = Fragment(span.fragment.start - fragment.start, span.fragment.stop - fragment.start)
-            rate = rates[span.group] if span.group < len(rates) else None
-            setting = replace(self._setting, rate=rate, group=span.group)
-            merged = self._joint.merge(span.fragment, near.of(mean), book.version - span.behind, setting)
-            near.of(reply).copy_(merged)
+        if self._strategy.subject == "gradients":
+            taken = Taken(
+                fragment,
+                rows=1.0,
+                steps=1,
+                before=book.version,
+                groups=tuple({"lr": rate} for rate in rates),
+                absent=absent,
+                behind=book.behind,
+            )
+            reply = self._joint.optimize(mean, taken)
+        else:
+            reply = self._joint.merge(fragment, mean, book.version, self._setting)
         self._passed_over(fragment, book, absent)
         return reply
 
