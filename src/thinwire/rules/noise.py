@@ -26,7 +26,8 @@ def noise_of(steps: int, workers: int, spread: float) -> float:
     """
     if steps <= 1 or workers <= 1:
         return 1.0
-    return min(float(steps), max(1.0, 1.0 + (steps - 1) / (workers - 1) * (spread - 1.0))) ** TRUST
+    whole = min(float(steps), max(1.0, 1.0 + (steps - 1) / (workers - 1) * (spread - 1.0)))
+    return float(whole**TRUST)
 
 
 class Spread:
