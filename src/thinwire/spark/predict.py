@@ -16,6 +16,7 @@ from thinwire.cluster.sessions import gpu_given
 from thinwire.cluster.shipping import packed
 from thinwire.data.columns import RaggedError, count_nulls, dense, is_tensor, prepared, stored_array
 from thinwire.errors import DataError
+from thinwire.models.program import ROWS
 
 _modules: dict[str, nn.Module] = {}
 """Networks that this Python process has built, by their predictors' digests: Spark uses it for many tasks."""
@@ -52,7 +53,8 @@ class Predictor:
             while len(_modules) >= MOST_MODULES:
                 _modules.pop(next(iter(_modules)))
             module = self.skeleton()
-            empty = any(p.is_meta for p in module.parameters())  # others are copied into: tied ones stay tied
+            # Weights are copied into what is not empty: tied ones stay tied.
+            empty = any(value.is_meta for value in module.state_dict().values())
             module.load_state_dict(load(self.weights), assign=empty)
             _modules[self.digest] = module.to(_device()).eval()
         return _modules[self.digest]
@@ -68,8 +70,18 @@ class Predictor:
                 outputs.append(module(*self._tensors(batch.slice(start, self.batch_size))).float().cpu())
         return self._shaped(torch.cat(outputs))
 
+    def examples(self, row: Any, *, whole: bool = False) -> list[torch.Tensor]:
+        """Inputs of the network for copies of one row, on the CPU."""
+        batch = prepared(pa.Table.from_batches([row] * ROWS).combine_chunks().to_batches()[0], self.inputs)
+        given = {name: _column(name, array) for name, array in zip(batch.schema.names, batch.columns, strict=True)}
+        return [tensor.cpu() for tensor in self.tensors(given, whole=whole)]
+
     def _tensors(self, batch: Any) -> list[torch.Tensor]:
         given = {name: _column(name, array) for name, array in zip(batch.schema.names, batch.columns, strict=True)}
+        return self.tensors(given, whole=getattr(self.module(), "takes_columns", False))
+
+    def tensors(self, given: dict[str, Any], *, whole: bool = False) -> list[torch.Tensor]:
+        """What the network is given of columns: float32 of doubles, unless a program takes columns whole."""
         if self.transform is not None:
             given = self.transform(given)
         device = _device()
@@ -82,7 +94,7 @@ class Predictor:
                         f"column {name!r} is no tensor; train and predict with a transform that makes it one"
                     )
                 value = torch.from_numpy(np.ascontiguousarray(value))
-            found.append((value.float() if value.dtype == torch.float64 else value).to(device))
+            found.append((value.float() if value.dtype == torch.float64 and not whole else value).to(device))
         return found
 
     def _shaped(self, raw: torch.Tensor) -> tuple[np.ndarray[Any, Any], ...]:
