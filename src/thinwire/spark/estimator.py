@@ -22,10 +22,11 @@ from thinwire.run.session import fit, in_turn
 from thinwire.spark.imports import checked as checked_modules
 from thinwire.spark.model import TorchModel
 from thinwire.spark.objects import Source, Withheld, WithheldError, code_of, damaged, made_of
-from thinwire.spark.params import DEFAULTS, TrainParams, camel
+from thinwire.spark.params import DEFAULTS, TrainParams, accessors, camel
 from thinwire.spark.storage import Saved, has_saved, read_saved, slot_of, write_saved
 
 
+@accessors
 class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstimator"]):  # type: ignore[type-arg]
     """Trains a PyTorch network on a Spark cluster.
 
@@ -153,6 +154,7 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
         self._copyValues(made)
         if value(self.task) == "auto":
             made._set(task="classification" if labels_of(value(self.loss)).scores else "regression")
+        made.parent = self
         return made
 
     def write(self) -> MLWriter:

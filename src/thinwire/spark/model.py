@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -30,7 +31,7 @@ from thinwire.spark.objects import (
     made_of,
     with_decoder,
 )
-from thinwire.spark.params import DEFAULTS, SharedParams
+from thinwire.spark.params import DEFAULTS, SharedParams, accessors
 from thinwire.spark.predict import Predictor, as_udf
 from thinwire.spark.storage import Saved, read_saved, write_saved
 
@@ -40,6 +41,7 @@ WITHOUT = "unexported"
 _log = logging.getLogger("thinwire.spark")
 
 
+@accessors
 class TorchModel(Model, SharedParams, MLWritable, MLReadable["TorchModel"]):
     """Adds predictions to a DataFrame; every other column is kept.
 
@@ -55,6 +57,9 @@ class TorchModel(Model, SharedParams, MLWritable, MLReadable["TorchModel"]):
         self._user: Any = None
         self._example: Any = None
         self._stored: Saved | None = None
+        self._sizes: dict[str, int] | None = None
+        self.parent: Any = None
+        """The estimator that fitted it; None of a model that was loaded."""
         self._token = uuid.uuid4().hex
         self.history: list[dict[str, Any]] = []
         """One row an evaluation."""
@@ -80,6 +85,76 @@ class TorchModel(Model, SharedParams, MLWritable, MLReadable["TorchModel"]):
         parameters of the network, under their names, that computes what the network computed in evaluation mode.
         """
         return copy.deepcopy(self._predictor().module()).cpu()
+
+    @property
+    def hasParent(self) -> bool:  # noqa: N802
+        """Whether the estimator that fitted it is known: not of a model that was loaded."""
+        return self.parent is not None
+
+    @property
+    def numFeatures(self) -> int:  # noqa: N802
+        """Numbers in a row of all input columns together; -1 where it is not known, as Spark ML has it."""
+        return self._known_sizes().get("features", -1)
+
+    @property
+    def numClasses(self) -> int:  # noqa: N802
+        """How many classes a classifier tells apart.
+
+        Raises:
+            ConfigError: This is a regression, or it was saved by a version that did not store it.
+        """
+        found = self._known_sizes().get("outputs", -1)
+        if self.getOrDefault(self.task) != "classification" or found < 1:
+            why = "is a regression" if found > 0 else "does not know its outputs: it was saved without them"
+            raise ConfigError(f"this TorchModel {why}, so that it has no numClasses; ask a classifier that was fitted")
+        return max(found, 2)
+
+    def predict(self, value: Any, *more: Any) -> Any:
+        """The prediction for one row, without Spark: a class, or a number (an array where the network gives several).
+
+        Args:
+            value: what the first input column holds: an ML vector, an array or a number.
+            more: what the further input columns hold.
+        """
+        found = self._predicted((value, *more))[-1]
+        return found.item() if found.size == 1 else found
+
+    def predictRaw(self, value: Any, *more: Any) -> Any:  # noqa: N802
+        """The raw prediction of a classifier for one row, as an ML vector."""
+        return self._vector_of(0, value, *more)
+
+    def predictProbability(self, value: Any, *more: Any) -> Any:  # noqa: N802
+        """The probabilities of the classes for one row, as an ML vector."""
+        return self._vector_of(1, value, *more)
+
+    def _vector_of(self, which: int, *values: Any) -> Any:
+        from pyspark.ml.linalg import DenseVector
+
+        found = self._predicted(values)
+        if len(found) == 1:
+            raise ConfigError(
+                "this TorchModel is a regression, which has no raw prediction or probability; use predict"
+            )
+        return DenseVector(found[which])
+
+    def _predicted(self, values: Sequence[Any]) -> list[Any]:
+        names = self.getInputCols()
+        if len(values) != len(names):
+            raise ConfigError(f"{len(values)} values were given of a row; the columns are {names}: give one of each")
+        return [array[0] for array in self._predictor().one(values)]
+
+    def _known_sizes(self) -> dict[str, int]:
+        """Numbers in a row of inputs and of outputs, as far as they are known."""
+        if self._sizes is None:
+            self._sizes = {}
+            if self._example is not None and self._example.num_rows:
+                predictor = self._predictor()
+                with contextlib.suppress(Exception):  # of the user's transform, or of a row with a null
+                    given = predictor.examples(self._example)
+                    output = predictor([self._example.column(name) for name in predictor.inputs])[0]
+                    features = sum(int(tensor[0].numel()) for tensor in given)
+                    self._sizes = {"features": features, "outputs": int(output[0].size)}
+        return self._sizes
 
     def history_frame(self, session: Any) -> Any:
         """The history as a DataFrame."""
@@ -124,11 +199,11 @@ class TorchModel(Model, SharedParams, MLWritable, MLReadable["TorchModel"]):
                 try:
                     given = dataclasses.replace(predictor, transform=decoder).examples(self._example, whole=True)
                     return exported(self.module, given, names=predictor.inputs, transform=rest), ""
-                except (DataError, Unexportable) as error:
+                except Exception as error:
                     _log.info("the transform is no part of the program: %s", error)
             return exported(self.module, predictor.examples(self._example)), ""
-        except (DataError, Unexportable) as error:
-            return b"", str(error)
+        except Exception as error:  # of the user's transform too: saving goes on, and says why
+            return b"", str(error) if isinstance(error, (DataError, Unexportable)) else repr(error)[:500]
 
     def _transform(self, dataset: Any) -> Any:
         from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
@@ -217,7 +292,8 @@ class _Writer(MLWriter):
         code = {"skeleton": code_of(model._skeleton), "transform": code_of(model._user)}
         if model._stored is not None:
             code = model._stored.code
-        more = {"history": model.history, "summary": model.summary} | ({WITHOUT: why} if why else {})
+        more = {"history": model.history, "summary": model.summary, "sizes": model._known_sizes()}
+        more |= {WITHOUT: why} if why else {}
         write_saved(path, model, Saved(more, code, model._weights, program), self)
 
 
@@ -241,7 +317,7 @@ class _Reader(MLReader["TorchModel"]):
             model._skeleton, model._user = self._by_program(saved, source, error)
         if self._given is None and self._transform is None:
             model._stored = saved
-        model._weights = saved.weights
+        model._weights, model._sizes = saved.weights, _sizes_in(saved.more)
         model.history, model.summary = saved.more["history"], saved.more["summary"]
         return model
 
@@ -273,6 +349,12 @@ class _Reader(MLReader["TorchModel"]):
         if self._transform is None:
             return made_of(code, "transform", source)
         return with_decoder(code, self._transform, source)
+
+
+def _sizes_in(more: dict[str, Any]) -> dict[str, int]:
+    held = more.get("sizes")
+    known = held if isinstance(held, dict) else {}
+    return {name: known[name] for name in ("features", "outputs") if type(known.get(name)) is int}
 
 
 def safetensors_of(weights: bytes) -> dict[str, Any]:

@@ -76,6 +76,14 @@ class Predictor:
         given = {name: _column(name, array) for name, array in zip(batch.schema.names, batch.columns, strict=True)}
         return [tensor.cpu() for tensor in self.tensors(given, whole=whole)]
 
+    def one(self, values: Sequence[Any]) -> tuple[np.ndarray[Any, Any], ...]:
+        """The same of one row, given as ML vectors, arrays and numbers."""
+        given = {name: _one_row(name, value) for name, value in zip(self.inputs, values, strict=True)}
+        module = self.module()
+        with torch.inference_mode():
+            tensors = self.tensors(given, whole=getattr(module, "takes_columns", False))
+            return self._shaped(module(*tensors).float().cpu())
+
     def _tensors(self, batch: Any) -> list[torch.Tensor]:
         given = {name: _column(name, array) for name, array in zip(batch.schema.names, batch.columns, strict=True)}
         return self.tensors(given, whole=getattr(self.module(), "takes_columns", False))
@@ -127,6 +135,16 @@ class Shipped:
             self._opened = cloudpickle.loads(self._payload)  # from the driver, through Spark
         assert self._opened is not None
         return self._opened(columns)
+
+
+def _one_row(name: str, value: Any) -> Any:
+    """A value as a column of one row; numbers of Python and ML vectors are float32, as vectors are in a DataFrame."""
+    found = np.asarray(value.toArray() if hasattr(value, "toArray") else value)
+    if found.dtype == object or found.dtype.kind not in "biuf":
+        return np.asarray([value], dtype=object)  # for a transform, as `_column` has it
+    if hasattr(value, "toArray"):
+        found = found.astype(np.float32)
+    return torch.from_numpy(found[None].astype(np.uint8 if found.dtype.kind == "b" else found.dtype))
 
 
 def _column(name: str, array: Any) -> Any:
