@@ -76,8 +76,8 @@ def _read(session: Any, path: str, name: str, size_bytes: int, digest: Any) -> b
         raise CheckpointError(f"{path!r} holds {len(data)} bytes of {name} where {size_bytes} belong")
     if digest is not None and digest != _digest(data):
         raise CheckpointError(
-            f"the {name} in {path!r} are damaged: their digest is not the one they were written with. Copy the "
-            "folder again from where it came, or save the model again."
+            f"the {name} in {path!r} {'are damaged: their' if name == WEIGHTS else 'is damaged: its'} digest is not "
+            "what was written beside the parameters. Copy the folder again from where it came, or save the model again."
         )
     return data
 
