@@ -136,7 +136,7 @@ NETWORKS: dict[str, tuple[Any, tuple[torch.Tensor, ...]]] = {
         lambda: nn.Sequential(nn.Upsample(scale_factor=2), nn.ConvTranspose2d(2, 3, 2), nn.MaxPool2d(3), nn.Flatten()),
         (rows_of(2, 5, 5),),
     ),
-    "cnn8": (ZOO["cnn8"], (rows_of(64),)),
+    "cnn8": (ZOO["cnn8"], (rows_of(1, 8, 8),)),
     "lenet": (ZOO["lenet"], (rows_of(1, 28, 28),)),
     "resnet20": (ZOO["resnet20"], (rows_of(3, 32, 32),)),
 }

@@ -58,22 +58,23 @@ ROWS = 7
 # Operations of torch's core set, without those that change a tensor in place, draw random numbers, give a size that
 # depends on values, or look at memory without a check.
 _CORE = """
-    abs acos acosh _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool1d add.Scalar add.Tensor addmm alias amax
-    amin any any.dim any.dims arange.start_step argmax argmin asin asinh atan atan2 atanh avg_pool1d avg_pool2d
-    avg_pool3d bitwise_and.Scalar bitwise_and.Tensor bitwise_not bitwise_or.Scalar bitwise_or.Tensor bitwise_xor.Scalar
-    bitwise_xor.Tensor bmm cat _cdist_forward ceil clamp clamp.Tensor clone col2im constant_pad_nd convolution copy cos
-    cosh cumsum diagonal div.Scalar div.Scalar_mode div.Tensor div.Tensor_mode elu embedding eq.Scalar eq.Tensor erf exp
-    expand expm1 fill.Scalar flip floor fmod.Scalar fmod.Tensor full full_like gather ge.Scalar ge.Tensor gelu
-    grid_sampler_2d gt.Scalar gt.Tensor hardtanh index.Tensor index_put index_select isinf isnan le.Scalar le.Tensor
-    leaky_relu log log10 log1p log2 _log_softmax logical_and logical_not logical_or logical_xor lt.Scalar lt.Tensor
-    max.dim max_pool2d_with_indices max_pool3d_with_indices maximum mean mean.dim min.dim minimum mm mul.Scalar
-    mul.Tensor _native_batch_norm_legit_no_training native_group_norm native_layer_norm ne.Scalar ne.Tensor neg permute
-    pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor prod prod.dim_int reciprocal reflection_pad1d reflection_pad2d
-    reflection_pad3d relu remainder.Scalar remainder.Tensor repeat replication_pad2d replication_pad3d round rsqrt
-    scalar_tensor scatter.src scatter.value scatter_add scatter_reduce.two select.int select_scatter sigmoid sign sin
-    sinh slice.Tensor slice_scatter _softmax sort split_with_sizes sqrt squeeze.dim squeeze.dims sub.Scalar sub.Tensor
-    sum.dim_IntList sym_numel sym_size.int tan tanh _to_copy topk trunc unsqueeze upsample_bilinear2d.vec
-    upsample_nearest2d.vec var.correction var.dim view where.self
+    abs acos acosh _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool1d add.Scalar add.Tensor addmm alias
+    amax amin any any.dim any.dims arange.start_step argmax argmin asin asinh atan atan2 atanh avg_pool1d avg_pool2d
+    avg_pool3d bitwise_and.Scalar bitwise_and.Tensor bitwise_not bitwise_or.Scalar bitwise_or.Tensor
+    bitwise_xor.Scalar bitwise_xor.Tensor bmm cat _cdist_forward ceil clamp clamp.Tensor clone col2im constant_pad_nd
+    convolution copy cos cosh cumsum diagonal div.Scalar div.Scalar_mode div.Tensor div.Tensor_mode elu embedding
+    eq.Scalar eq.Tensor erf exp expand expm1 fill.Scalar flip floor fmod.Scalar fmod.Tensor full full_like gather
+    ge.Scalar ge.Tensor gelu grid_sampler_2d gt.Scalar gt.Tensor hardtanh index.Tensor index_put index_select isinf
+    isnan le.Scalar le.Tensor leaky_relu log log10 log1p log2 _log_softmax logical_and logical_not logical_or
+    logical_xor lt.Scalar lt.Tensor max.dim max_pool2d_with_indices max_pool3d_with_indices maximum mean mean.dim
+    min.dim minimum mm mul.Scalar mul.Tensor _native_batch_norm_legit.no_stats _native_batch_norm_legit_no_training
+    native_group_norm native_layer_norm ne.Scalar ne.Tensor neg permute pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor
+    prod prod.dim_int reciprocal reflection_pad1d reflection_pad2d reflection_pad3d relu remainder.Scalar
+    remainder.Tensor repeat replication_pad2d replication_pad3d round rsqrt scalar_tensor scatter.src scatter.value
+    scatter_add scatter_reduce.two select.int select_scatter sigmoid sign sin sinh slice.Tensor slice_scatter _softmax
+    sort split_with_sizes sqrt squeeze.dim squeeze.dims sub.Scalar sub.Tensor sum.dim_IntList sym_numel sym_size.int
+    tan tanh _to_copy topk trunc unsqueeze upsample_bilinear2d.vec upsample_nearest2d.vec var.correction var.dim view
+    where.self
 """
 # Operations that torch keeps whole or writes in place of the above, by its version.
 _OTHERS = """
@@ -94,7 +95,11 @@ WHOLE: Mapping[str, Callable[..., Any]] = {
     "int.sub": operator.sub,
 }
 """Parts of several results, and arithmetic on numbers of rows."""
-_TRUSTING = ("native_group_norm.default", "_native_batch_norm_legit_no_training.default")
+_TRUSTING = (
+    "native_group_norm.default",
+    "_native_batch_norm_legit_no_training.default",
+    "_native_batch_norm_legit.no_stats",
+)
 """Operations whose kernels take sizes on trust."""
 _NAME_OF = {function: name for name, function in WHOLE.items()}
 DTYPES = {
@@ -511,6 +516,8 @@ def _look_at(op: str, given: Mapping[str, Any]) -> None:
             raise _Refused(f"{op} of {channels} channels in {reprlib.repr(groups)} groups")
         if sizes[0] != x.shape[0] or sizes[1] != channels or sizes[0] * sizes[1] * sizes[2] != x.numel():
             raise _Refused(f"{op} of {sizes} values, in the shape {tuple(x.shape)}")
+    elif op == "_native_batch_norm_legit.no_stats" and given["training"] is not True:
+        raise _Refused(f"{op} of statistics that are not there")
     for side in sides:
         if side is not None and not (isinstance(side, Tensor) and tuple(side.shape) == (channels,)):
             raise _Refused(f"{op} with statistics of another number than its {channels} channels")
