@@ -79,7 +79,7 @@ def test_a_pipeline_of_a_notebook_predicts_the_same_in_a_process_without_its_cod
     from pyspark.ml import Pipeline
     from pyspark.ml.feature import StringIndexer
 
-    net = {"class": notebook.Net, "module": notebook.Net(), "transform": lambda: notebook.Net()}[given]
+    net = notebook.Net() if given == "module" else notebook.Net
     more = {"transform": notebook.scaled} if given == "transform" else {}
     stages = [StringIndexer(inputCol="label", outputCol="kind"), estimator(net, label_col="kind", **more)]
     fitted = Pipeline(stages=stages).fit(digits)
