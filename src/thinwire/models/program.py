@@ -195,6 +195,15 @@ class Program(nn.Module):
         return program
 
     @property
+    def inputs(self) -> tuple[Form, ...]:
+        """Of one row."""
+        return self._plan.inputs
+
+    def examples(self, rows: int) -> tuple[Tensor, ...]:
+        """Inputs of the right form, all ones."""
+        return tuple(torch.ones((rows, *form.shape), dtype=DTYPES[form.dtype]) for form in self._plan.inputs)
+
+    @property
     def takes_columns(self) -> bool:
         """Whether it begins with the fit's transform, so that it takes columns as they are."""
         return self._plan.transform

@@ -7,6 +7,9 @@ import json
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter
 
 from thinwire.errors import CheckpointError, ConfigError, ThinwireError
@@ -71,15 +74,61 @@ def _read(session: Any, path: str, name: str, size_bytes: int, digest: Any) -> b
     if not size_bytes:
         return b""
     rows = session.read.parquet(f"{path}/{name}").orderBy("piece").collect()
-    data = b"".join(bytes(row["data"]) for row in rows)
+    return _checked(b"".join(bytes(row["data"]) for row in rows), path, name, digest, size_bytes)
+
+
+def _checked(data: bytes, path: str, name: str, digest: Any, size_bytes: int) -> bytes:
     if len(data) != size_bytes:
         raise CheckpointError(f"{path!r} holds {len(data)} bytes of {name} where {size_bytes} belong")
-    if digest is not None and digest != _digest(data):
+    if data and digest is not None and digest != _digest(data):
         raise CheckpointError(
             f"the {name} in {path!r} {'are damaged: their' if name == WEIGHTS else 'is damaged: its'} digest is not "
             "what was written beside the parameters. Copy the folder again from where it came, or save the model again."
         )
     return data
+
+
+def read_folder(path: str) -> tuple[dict[str, Any], Saved]:
+    """The metadata of a saved stage and what is stored beside them, read without Spark.
+
+    Args:
+        path: a folder, or an address that fsspec knows.
+    """
+    try:
+        files, root = fsspec.core.url_to_fs(path)
+        parts = sorted(files.glob(f"{root}/metadata/part-*"))
+        text = files.cat_file(parts[0]) if parts else b""
+    except (OSError, ImportError, ValueError) as error:
+        raise CheckpointError(f"{path!r} cannot be read: {error}. Name the folder that save() was given") from error
+    if not parts:
+        raise CheckpointError(f"{path!r} is no saved model: it has no metadata. Name the folder that save() was given")
+    try:
+        metadata = json.loads(text.splitlines()[0])
+    except (LookupError, RecursionError, ValueError) as error:
+        raise damaged(path, error) from error
+    saved, size_bytes = held_in(metadata, path)
+    if not isinstance(metadata.get("paramMap"), dict):
+        raise damaged(path, ValueError("it has no parameters"))
+    weights = _checked(
+        _pieces(files, root, WEIGHTS, size_bytes), path, WEIGHTS, metadata[KEY].get("digest"), size_bytes
+    )
+    size_bytes, digest = program_in(metadata[KEY], path)
+    program = _checked(_pieces(files, root, PROGRAM, size_bytes), path, PROGRAM, digest, size_bytes)
+    return metadata, saved._replace(weights=weights, program=program)
+
+
+def _pieces(files: Any, root: str, name: str, size_bytes: int) -> bytes:
+    if not size_bytes:
+        return b""
+    rows: list[tuple[int, bytes]] = []
+    for file in files.glob(f"{root}/{name}/part-*.parquet"):
+        with files.open(file) as opened:
+            try:
+                table = pq.read_table(opened, columns=["piece", "data"])
+            except (pa.ArrowException, OSError, ValueError) as error:
+                raise damaged(root, error) from error
+            rows += zip(table["piece"].to_pylist(), table["data"].to_pylist(), strict=True)
+    return b"".join(data for _, data in sorted(rows))
 
 
 def has_saved(path: str, reader: Any) -> bool:
