@@ -21,8 +21,8 @@ def export(options: argparse.Namespace) -> int:
     if not saved.program:
         why = saved.more.get(WITHOUT, "it was saved by a version that wrote none, or is an estimator")
         raise CheckpointError(
-            f"{path!r} holds no program to export: {why}. Save a fitted TorchModel whose network can be written as one; "
-            "see docs/reference/spark.md#programs"
+            f"{path!r} holds no program to export: {why}. Save a fitted TorchModel whose network can be written as "
+            "one; see docs/reference/spark.md#programs"
         )
     program, weights = Program.read(saved.program), safetensors_of(saved.weights)
     program.check_weights(weights)
@@ -30,7 +30,7 @@ def export(options: argparse.Namespace) -> int:
     names = metadata["paramMap"].get("inputCols")
     if not isinstance(names, list) or len(names) != len(program.inputs) or not all(isinstance(n, str) for n in names):
         raise CheckpointError(
-            f"{path!r} has the input columns {names!r}, and a program of {len(program.inputs)} inputs"
+            f"{path!r} has the input columns {names!r}, and a program of {len(program.inputs)} inputs; copy it again"
         )
     target = options.onnx or f"{PurePosixPath(path).name}.onnx"
     if not os.path.isdir(os.path.dirname(target) or "."):

@@ -56,8 +56,8 @@ def write_onnx(program: Program, names: Sequence[str], path: str) -> None:
         except Exception as error:  # of torch's exporter, which has a class for each of its stages
             line = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ConfigError(
-                f"torch {torch.__version__} cannot write this network as ONNX: {line[:300]}. Another version of torch or "
-                "onnxscript may; the saved model itself can be loaded without its code"
+                f"torch {torch.__version__} cannot write this network as ONNX: {line[:300]}. Another version of torch "
+                "or onnxscript may; the saved model itself can be loaded without its code"
             ) from error
 
 
