@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from torch import nn
 
 from thinwire.cluster.frames import example_row, image_decoder
+from thinwire.cluster.sessions import slots
 from thinwire.cluster.spark import Spark
 from thinwire.errors import ConfigError
 from thinwire.models import model_by_name
@@ -24,6 +26,7 @@ from thinwire.spark.model import TorchModel
 from thinwire.spark.objects import Source, Withheld, WithheldError, code_of, damaged, made_of
 from thinwire.spark.params import DEFAULTS, TrainParams, accessors, camel
 from thinwire.spark.storage import Saved, has_saved, read_saved, slot_of, write_saved
+from thinwire.spark.turns import turns_of
 
 
 @accessors
@@ -129,21 +132,22 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
         )
         if self.isSet(self.validationIndicatorCol):
             options["validation"] = value(self.validationIndicatorCol)
-        result = fit(
-            value(self.model),
-            dataset,
-            inputs=value(self.inputCols),
-            label=value(self.labelCol),
-            weight=value(self.weightCol) if self.isSet(self.weightCol) else None,
-            loss=value(self.loss),
-            optimizer=self._optimizer(),
-            strategy=value(self.strategy),
-            epochs=value(self.epochs),
-            batch_size=value(self.batchSize),
-            seed=int(value(self.seed)),
-            cluster=cluster,
-            **options,
-        )
+        with _turn(cluster, dataset.sparkSession):
+            result = fit(
+                value(self.model),
+                dataset,
+                inputs=value(self.inputCols),
+                label=value(self.labelCol),
+                weight=value(self.weightCol) if self.isSet(self.weightCol) else None,
+                loss=value(self.loss),
+                optimizer=self._optimizer(),
+                strategy=value(self.strategy),
+                epochs=value(self.epochs),
+                batch_size=value(self.batchSize),
+                seed=int(value(self.seed)),
+                cluster=cluster,
+                **options,
+            )
         given = value(self.model)
         made = TorchModel._of(
             result,
@@ -178,6 +182,14 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
                 `fit` such as `transform`.
         """
         return _Reader(Source(path, checked_modules(modules), allow_pickle), given).load(path)
+
+
+def _turn(cluster: Any, session: Any) -> Any:
+    """Waits for a run's slots where other fits of this process have taken them, as those of CrossValidator may."""
+    there = slots(session) if isinstance(cluster, Spark) else None
+    if there is None:
+        return contextlib.nullcontext()
+    return turns_of(session.sparkContext.applicationId).slots(cluster.workers, there)
 
 
 class _Writer(MLWriter):
