@@ -175,7 +175,7 @@ def test_importable_code_is_used_before_the_program_and_a_damaged_program_is_ref
     assert isinstance(TorchModel.load(again).module, Program)
     held = json.loads(next((Path(moved) / "metadata").glob("part-*")).read_text())["thinwire"]["program"]
     wrong = changed(Path(moved), tmp_path / "wrong", program=held | {"digest": "0" * 64})
-    with pytest.raises(CheckpointError, match="the program in .* is damaged: its digest"):
+    with pytest.raises(CheckpointError, match=r"the program in .* is damaged: its digest"):
         TorchModel.load(wrong)
     old = changed(OLD[-1] / "model", tmp_path / "old", code={"skeleton": gone, "transform": nothing})
     with pytest.raises(CheckpointError, match="not imported here"):
