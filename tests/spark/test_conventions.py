@@ -80,7 +80,7 @@ def test_one_row_is_predicted_without_spark(classifier: TorchModel) -> None:
         values,
         np.array(values),
         Vectors.dense(values),
-        Vectors.sparse(4, {i: v for i, v in enumerate(values)}),
+        Vectors.sparse(4, dict(enumerate(values))),
     ):
         assert classifier.predict(given) == float(raw.argmax())
         assert isinstance(classifier.predict(given), float)
