@@ -148,12 +148,13 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
                 cluster=cluster,
                 **options,
             )
+            example = example_row(dataset, self.getInputCols())
         given = value(self.model)
         made = TorchModel._of(
             result,
             model_by_name(given) if isinstance(given, str) else given,
             in_turn(image_decoder(dataset), checked({"transform": options.get("transform")})["transform"]),
-            example_row(dataset, self.getInputCols()),
+            example,
         )
         self._copyValues(made)
         if value(self.task) == "auto":
