@@ -108,6 +108,7 @@ def test_command_line_options_are_these() -> None:
         "caffe": ["--help", "-h", "act"],
         "dashboard": ["--help", "--listen", "-h", "folders"],
         "doctor": ["--data", "--help", "--json", "--master", "--workers", "-h"],
+        "export": ["--help", "--onnx", "-h", "model"],
         "plan": [
             "--gflops",
             "--group",

@@ -309,6 +309,67 @@ def _is_of(found: Any, slot: str) -> None:
         assert known or (isinstance(found, type) and issubclass(found, bases[slot]))
 
 
+PARAMETERS = {"weight": [3, 4], "bias": [3]}
+PLAIN = {
+    "format": 1,
+    "transform": False,
+    "inputs": [{"dtype": "float32", "shape": [4]}],
+    "state": [{"name": f"0.{n}", "dtype": "float32", "shape": s, "trained": True} for n, s in PARAMETERS.items()],
+    "constants": [],
+    "nodes": [
+        {"op": "permute.default", "args": [{"state": "0.weight"}, [1, 0]], "kwargs": {}},
+        {"op": "addmm.default", "args": [{"state": "0.bias"}, {"value": 0}, {"value": 1}], "kwargs": {}},
+        {"op": "sym_size.int", "args": [{"value": 0}, 0], "kwargs": {}},
+        {"op": "view.default", "args": [{"value": 2}, [{"value": 3}, 1, 3]], "kwargs": {}},
+        {"op": "max.dim", "args": [{"value": 4}, 1], "kwargs": {"keepdim": True}},
+        {"op": "item", "args": [{"value": 5}, 0], "kwargs": {}},
+    ],
+    "output": 6,
+}
+"""Of a small network, as `exported` writes it, with a few operations more."""
+
+
+def _operations(draw: Draw) -> Any:
+    """Nodes with operations, arguments and references that there are and that there are not."""
+    from thinwire.models.program import OPERATIONS, WHOLE
+
+    names, nodes = sorted(OPERATIONS | set(WHOLE)), []
+    while draw.more and len(nodes) < 6:
+        args: list[Any] = []
+        for _ in range(draw.byte() % 5):
+            of = (
+                {"value": draw.byte() % 8},
+                {"state": "0.weight"},
+                draw.byte() - 128,
+                [draw.byte(), -1],
+                {"float": "nan"},
+            )
+            args.append(draw.pick((*of, [{"value": 0}], {"dtype": "int64"}, None, True, 0.5, draw.value(1))))
+        op = names[(draw.byte() * 256 + draw.byte()) % len(names)] if draw.byte() % 8 else draw.value(0)
+        nodes.append({"op": op, "args": args, "kwargs": {}})
+    return nodes
+
+
+def _program(data: bytes) -> None:
+    """Reads a document; what is read is carried out, and gives rows or says why not."""
+    from thinwire.models.program import Program
+
+    draw = Draw(data)
+    made: Any = dict(PLAIN)
+    if draw.byte() % 2:
+        made["nodes"] = _operations(draw)
+        made["output"] = len(made["nodes"])
+    else:
+        made = as_sent(draw.changed(PLAIN))
+    text = json.dumps(made).encode() if draw.byte() % 16 else draw.rest()
+    with contextlib.suppress(CheckpointError):
+        program = Program.read(struct.pack("<Q", len(text)) + text)
+        forms = {name: torch.zeros(value.shape, dtype=value.dtype) for name, value in program.state_dict().items()}
+        program.load_state_dict(forms, assign=True)
+        with contextlib.suppress(RuntimeError, IndexError, DataError), torch.no_grad():
+            assert isinstance(program(*[torch.zeros(3, 4) for _ in program._plan.inputs]), torch.Tensor)
+
+
 IMAGE = {"origin": "x", "height": 2, "width": 2, "nChannels": 3, "mode": 16}
 
 
@@ -339,6 +400,14 @@ TARGETS = (
         lambda: [bytes([0, 3, k, 0, a, b, 1, 0]) for k in range(4) for a in (2, 5) for b in range(3)],
         "what a saved model says its network, transform, loss or optimizer is",
         128,
+    ),
+    Target(
+        "program",
+        _program,
+        lambda: [b"\x00\x00\x01", b"\x01\x01\x00\x00\x01\x02\x03\x01"],
+        "a saved model's network as a list of operations",
+        256,
+        changes=1500,
     ),
     Target("images", _images, lambda: [b"\x00\x0c" + bytes(range(12))], "rows of Spark's image schema", 64),
 )

@@ -243,6 +243,24 @@ def test_cross_validation_chooses_between_two(digits: Any) -> None:
     assert chosen.bestModel.transform(digits.limit(3)).count() == 3
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_parallel_cross_validation_shares_the_slots_and_every_fit_has_all_its_workers(digits: Any) -> None:
+    """Three slots, four fits of two workers at once: without turns they would hold a slot each and wait for another."""
+    from pyspark.ml.evaluation import MulticlassClassificationEvaluator
+    from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
+
+    net = estimator(optimizer="sgd", epochs=1, num_workers=2)
+    grid = ParamGridBuilder().addGrid(net.learningRate, [0.2, 1e-6]).build()
+    evaluator = MulticlassClassificationEvaluator(metricName="accuracy")
+    tuning = CrossValidator(
+        estimator=net, estimatorParamMaps=grid, evaluator=evaluator, numFolds=2, parallelism=4, collectSubModels=True
+    )
+    chosen = tuning.fit(digits.filter("number < 600"))
+    models = [chosen.bestModel, *(model for fold in chosen.subModels for model in fold)]
+    assert [model.summary["complete"] for model in models] == [True] * 5
+    assert [model.summary["workers"] for model in models] == [2] * 5
+
+
 def test_images_and_strings_are_trained_on(spark: Any) -> None:
     """horovod/horovod#3256, #2104: Spark's image schema as it is; strings through a transform."""
     rng = np.random.default_rng(0)

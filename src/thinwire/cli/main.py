@@ -85,6 +85,16 @@ def parser(word: str | None = None) -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="print what was found as JSON")
     _plan(commands.add_parser("plan", help="what a recipe would cost on a cluster, layer by layer"))
     _simulate(commands.add_parser("simulate", help="time to a target by strategy and workers, in virtual time"))
+    export = commands.add_parser("export", help="write a saved model's network in a form that other programs run")
+    export.add_argument("model", metavar="MODEL", help="the folder or URL that TorchModel.save was given")
+    export.add_argument(
+        "--onnx",
+        nargs="?",
+        const="",
+        required=True,
+        metavar="FILE",
+        help="as an ONNX file; named after the folder, and here, unless given",
+    )
     _caffe(commands.add_parser("caffe", help="look at Caffe's networks, solvers and weights, and convert them"))
     _extras(commands, word)
     return top
@@ -170,6 +180,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from thinwire.cli.simulate import simulate
 
             return simulate(options)
+        if options.command == "export":
+            from thinwire.cli.export import export
+
+            return export(options)
         if options.command == "caffe":
             from thinwire.cli.caffe import act
 

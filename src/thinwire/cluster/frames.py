@@ -132,6 +132,12 @@ def first_row(frame: Any, schema: Any) -> Any | None:
     return pa.RecordBatch.from_pylist(rows, schema)
 
 
+def example_row(frame: Any, names: Sequence[str]) -> Any | None:
+    """Some columns of the frame's first row; None where none comes in time."""
+    chosen = frame.select(*[_quoted(name) for name in names])
+    return first_row(chosen, arrow_schema(chosen))
+
+
 def _plain(value: Any, kind: Any) -> Any:
     """A value as Arrow takes it: ML vectors and rows as dicts."""
     if value is not None and hasattr(kind, "sqlType"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,8 @@ from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from torch import nn
 
-from thinwire.cluster.frames import image_decoder
+from thinwire.cluster.frames import example_row, image_decoder
+from thinwire.cluster.sessions import slots
 from thinwire.cluster.spark import Spark
 from thinwire.errors import ConfigError
 from thinwire.models import model_by_name
@@ -21,11 +23,13 @@ from thinwire.run.arguments import checked
 from thinwire.run.session import fit, in_turn
 from thinwire.spark.imports import checked as checked_modules
 from thinwire.spark.model import TorchModel
-from thinwire.spark.objects import Source, code_of, damaged, made_of
-from thinwire.spark.params import DEFAULTS, TrainParams, camel
-from thinwire.spark.storage import Saved, read_saved, slot_of, write_saved
+from thinwire.spark.objects import Source, Withheld, WithheldError, code_of, damaged, made_of
+from thinwire.spark.params import DEFAULTS, TrainParams, accessors, camel
+from thinwire.spark.storage import Saved, has_saved, read_saved, slot_of, write_saved
+from thinwire.spark.turns import turns_of
 
 
+@accessors
 class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstimator"]):  # type: ignore[type-arg]
     """Trains a PyTorch network on a Spark cluster.
 
@@ -120,35 +124,42 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
         if not self.isSet(self.inputCols):
             raise ConfigError(f"TorchEstimator needs input_cols; the data has {', '.join(dataset.columns)}")
         options = dict(value(self.fitOptions))
+        for held in (*(value(self.getParam(name)) for name in sorted(OBJECTS)), *options.values()):
+            if isinstance(held, Withheld):
+                raise WithheldError(held.why)
         cluster = options.pop("cluster", None) or Spark(
             workers=value(self.numWorkers) if self.isSet(self.numWorkers) else None, session=dataset.sparkSession
         )
         if self.isSet(self.validationIndicatorCol):
             options["validation"] = value(self.validationIndicatorCol)
-        result = fit(
-            value(self.model),
-            dataset,
-            inputs=value(self.inputCols),
-            label=value(self.labelCol),
-            weight=value(self.weightCol) if self.isSet(self.weightCol) else None,
-            loss=value(self.loss),
-            optimizer=self._optimizer(),
-            strategy=value(self.strategy),
-            epochs=value(self.epochs),
-            batch_size=value(self.batchSize),
-            seed=int(value(self.seed)),
-            cluster=cluster,
-            **options,
-        )
+        with _turn(cluster, dataset.sparkSession):
+            result = fit(
+                value(self.model),
+                dataset,
+                inputs=value(self.inputCols),
+                label=value(self.labelCol),
+                weight=value(self.weightCol) if self.isSet(self.weightCol) else None,
+                loss=value(self.loss),
+                optimizer=self._optimizer(),
+                strategy=value(self.strategy),
+                epochs=value(self.epochs),
+                batch_size=value(self.batchSize),
+                seed=int(value(self.seed)),
+                cluster=cluster,
+                **options,
+            )
+            example = example_row(dataset, self.getInputCols())
         given = value(self.model)
         made = TorchModel._of(
             result,
             model_by_name(given) if isinstance(given, str) else given,
             in_turn(image_decoder(dataset), checked({"transform": options.get("transform")})["transform"]),
+            example,
         )
         self._copyValues(made)
         if value(self.task) == "auto":
             made._set(task="classification" if labels_of(value(self.loss)).scores else "regression")
+        made.parent = self
         return made
 
     def write(self) -> MLWriter:
@@ -172,6 +183,14 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
                 `fit` such as `transform`.
         """
         return _Reader(Source(path, checked_modules(modules), allow_pickle), given).load(path)
+
+
+def _turn(cluster: Any, session: Any) -> Any:
+    """Waits for a run's slots where other fits of this process have taken them, as those of CrossValidator may."""
+    there = slots(session) if isinstance(cluster, Spark) else None
+    if there is None:
+        return contextlib.nullcontext()
+    return turns_of(session.sparkContext.applicationId).slots(cluster.workers, there)
 
 
 class _Writer(MLWriter):
@@ -201,9 +220,32 @@ class _Reader(MLReader[Any]):
             option = name.removeprefix("fitOptions.")
             if option not in (OBJECTS - {"fitOptions"} if option == name else OPTIONS):
                 raise damaged(path, ValueError(f"there is no {name!r}"))
-            if option not in self._given:
+            if option in self._given:
+                continue
+            try:
                 estimator.setParams(**{option: made_of(code, slot_of(name), source)})
+            except WithheldError as error:
+                if not self._is_of_a_tuned_model(path):
+                    raise
+                _withhold(estimator, option, Withheld(code, str(error)))
         return estimator.setParams(**self._given)
+
+    def _is_of_a_tuned_model(self, path: str) -> bool:
+        """Whether a path is in the folder of a CrossValidatorModel or TrainValidationSplitModel: Spark loads the
+        estimator of one with its best model, which predicts without it.
+        """
+        parts = path.rstrip("/").split("/")
+        if "estimator" not in parts:
+            return False
+        root = "/".join(parts[: len(parts) - 1 - parts[::-1].index("estimator")])
+        return has_saved(f"{root}/bestModel", self)
+
+
+def _withhold(estimator: TorchEstimator, option: str, value: Withheld) -> None:
+    if option in OPTIONS:
+        estimator._set(fitOptions={**estimator.getOrDefault(estimator.fitOptions), option: value})
+    else:
+        estimator._set(**{option: value})
 
 
 TAKEN = {"model", "data", "inputs", "label", "weight", "seed", "epochs", "batch_size", "optimizer", "strategy", "loss"}

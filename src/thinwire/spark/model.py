@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import hashlib
+import logging
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,18 +15,34 @@ from pyspark.ml import Model
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from torch import nn
 
-from thinwire.errors import ConfigError
+from thinwire.errors import CheckpointError, ConfigError, DataError
+from thinwire.models.program import Program, Unexportable, exported
 from thinwire.run.session import Result
 from thinwire.spark.imports import checked
-from thinwire.spark.objects import Source, code_of, damaged, made_of, with_decoder
-from thinwire.spark.params import DEFAULTS, SharedParams
+from thinwire.spark.objects import (
+    Code,
+    Source,
+    WithheldError,
+    code_of,
+    damaged,
+    decoder_and_rest,
+    decoder_in,
+    made_of,
+    with_decoder,
+)
+from thinwire.spark.params import DEFAULTS, accessors
 from thinwire.spark.predict import Predictor, as_udf
+from thinwire.spark.single_row import SingleRow
 from thinwire.spark.storage import Saved, read_saved, write_saved
 
 OUT = "__thinwire"
+WITHOUT = "unexported"
+"""What a saved model has in place of a program: why it has none."""
+_log = logging.getLogger("thinwire.spark")
 
 
-class TorchModel(Model, SharedParams, MLWritable, MLReadable["TorchModel"]):
+@accessors
+class TorchModel(Model, SingleRow, MLWritable, MLReadable["TorchModel"]):
     """Adds predictions to a DataFrame; every other column is kept.
 
     A classifier adds `rawPrediction`, `probability` (vectors) and `prediction`, as Spark's own do; a regression adds
@@ -37,6 +55,11 @@ class TorchModel(Model, SharedParams, MLWritable, MLReadable["TorchModel"]):
         self._skeleton: Callable[[], nn.Module] | None = None
         self._weights: bytes = b""
         self._user: Any = None
+        self._example: Any = None
+        self._stored: Saved | None = None
+        self._sizes: dict[str, int] | None = None
+        self.parent: Any = None
+        """The estimator that fitted it; None of a model that was loaded."""
         self._token = uuid.uuid4().hex
         self.history: list[dict[str, Any]] = []
         """One row an evaluation."""
@@ -44,19 +67,23 @@ class TorchModel(Model, SharedParams, MLWritable, MLReadable["TorchModel"]):
         """The run in numbers."""
 
     @classmethod
-    def _of(cls, result: Result, given: Any, transform: Any) -> TorchModel:
+    def _of(cls, result: Result, given: Any, transform: Any, example: Any = None) -> TorchModel:
         from safetensors.torch import save as as_bytes
 
         model = cls()
         model._skeleton = skeleton_of(given)
         model._weights = as_bytes({k: v.detach().clone().contiguous() for k, v in result.model.state_dict().items()})
-        model._user = transform
+        model._user, model._example = transform, example
         model.history, model.summary = result.history, result.summary
         return model
 
     @property
     def module(self) -> nn.Module:
-        """The network itself, on the CPU, for use without Spark or as the start of another fit."""
+        """The network itself, on the CPU, for use without Spark or as the start of another fit.
+
+        Of a model that was loaded without its code it is a `thinwire.models.program.Program`: an `nn.Module` with the
+        parameters of the network, under their names, that computes what the network computed in evaluation mode.
+        """
         return copy.deepcopy(self._predictor().module()).cpu()
 
     def history_frame(self, session: Any) -> Any:
@@ -89,6 +116,24 @@ class TorchModel(Model, SharedParams, MLWritable, MLReadable["TorchModel"]):
             batch_size=self.getOrDefault(self.predictBatchSize),
             transform=self._user,
         )
+
+    def _program(self) -> tuple[bytes, str]:
+        """The network as a program, or why there is none."""
+        if self._stored is not None:
+            return self._stored.program, str(self._stored.more.get(WITHOUT, ""))
+        if self._example is None or not self._example.num_rows:
+            return b"", "there is no row to try it on: none came in time, or the model was loaded with other code"
+        predictor, (decoder, rest) = self._predictor(), decoder_and_rest(self._user)
+        try:
+            if rest is not None:
+                try:
+                    given = dataclasses.replace(predictor, transform=decoder).examples(self._example, whole=True)
+                    return exported(self.module, given, names=predictor.inputs, transform=rest), ""
+                except Exception as error:
+                    _log.info("the transform is no part of the program: %s", error)
+            return exported(self.module, predictor.examples(self._example)), ""
+        except Exception as error:  # of the user's transform too: saving goes on, and says why
+            return b"", str(error) if isinstance(error, (DataError, Unexportable)) else repr(error)[:500]
 
     def _transform(self, dataset: Any) -> Any:
         from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
@@ -133,7 +178,8 @@ class TorchModel(Model, SharedParams, MLWritable, MLReadable["TorchModel"]):
         """Reads a model that `save` wrote.
 
         Without further arguments the folder may name a network of thinwire, or a class below `nn.Module` that this
-        program has imported. Nothing else is imported or called.
+        program has imported. Nothing else is imported or called. Where the network's code is not there, or may not be
+        used, the model runs the program that is stored beside it.
 
         Args:
             path: where it is.
@@ -170,9 +216,15 @@ class _Writer(MLWriter):
 
     def saveImpl(self, path: str) -> None:  # noqa: N802 - Spark ML's way of writing names
         model = self._model
+        program, why = model._program()
+        if why:
+            _log.warning("the model is saved without a program, by its code alone: %s", why)
         code = {"skeleton": code_of(model._skeleton), "transform": code_of(model._user)}
-        more = {"history": model.history, "summary": model.summary}
-        write_saved(path, model, Saved(more, code, model._weights), self)
+        if model._stored is not None:
+            code = model._stored.code
+        more = {"history": model.history, "summary": model.summary, "sizes": model._known_sizes()}
+        more |= {WITHOUT: why} if why else {}
+        write_saved(path, model, Saved(more, code, model._weights, program), self)
 
 
 class _Reader(MLReader["TorchModel"]):
@@ -187,13 +239,66 @@ class _Reader(MLReader["TorchModel"]):
         lacking = {"skeleton", "transform"} - set(saved.code) or {"history", "summary"} - set(saved.more)
         if lacking:
             raise damaged(path, ValueError(f"it has no {min(lacking)}"))
-        network, prepare = saved.code["skeleton"], saved.code["transform"]
-        model._skeleton = made_of(network, "model", source) if self._given is None else skeleton_of(self._given)
-        model._user = (
-            made_of(prepare, "transform", source)
-            if self._transform is None
-            else with_decoder(prepare, self._transform, source)
-        )
-        model._weights = saved.weights
+        try:
+            model._skeleton, model._user = self._by_code(saved, source)
+        except WithheldError as error:
+            if self._given is not None:
+                raise
+            model._skeleton, model._user = self._by_program(saved, source, error)
+        if self._given is None and self._transform is None:
+            model._stored = saved
+        model._weights, model._sizes = saved.weights, _sizes_in(saved.more)
         model.history, model.summary = saved.more["history"], saved.more["summary"]
         return model
+
+    def _by_code(self, saved: Saved, source: Source) -> tuple[Any, Any]:
+        """What makes the network, and the transform, as they are stored or given."""
+        network = saved.code["skeleton"]
+        skeleton = made_of(network, "model", source) if self._given is None else skeleton_of(self._given)
+        return skeleton, self._prepare(saved.code["transform"], source)
+
+    def _by_program(self, saved: Saved, source: Source, error: WithheldError) -> tuple[Any, Any]:
+        """The same of a program, where stored code may not be used."""
+        if not saved.program:
+            why = saved.more.get(WITHOUT)
+            told = f" The model was saved without a program that could stand in: {why}" if isinstance(why, str) else ""
+            raise WithheldError(f"{error}.{told}" if told else str(error)) from error
+        program = Program.read(saved.program)
+        program.check_weights(safetensors_of(saved.weights))
+        prepare = saved.code["transform"]
+        if not program.takes_columns:
+            return functools.partial(Program.read, saved.program), self._prepare(prepare, source)
+        if self._transform is not None:
+            raise ConfigError(
+                f"transform = {self._transform!r} cannot stand in for the stored one, which is a part of the program "
+                f"that {source.path!r} holds. Leave it out, or give the network too: model=make_net, transform=prepare"
+            )
+        return functools.partial(Program.read, saved.program), decoder_in(prepare, source)
+
+    def _prepare(self, code: Code, source: Source) -> Any:
+        if self._transform is None:
+            return made_of(code, "transform", source)
+        return with_decoder(code, self._transform, source)
+
+
+def _sizes_in(more: dict[str, Any]) -> dict[str, int]:
+    held = more.get("sizes")
+    known = held if isinstance(held, dict) else {}
+    return {name: known[name] for name in ("features", "outputs") if type(known.get(name)) is int}
+
+
+def safetensors_of(weights: bytes) -> dict[str, Any]:
+    """Tensors by name.
+
+    Raises:
+        CheckpointError: These are no safetensors.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        return load(weights)
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"the weights of the model are no safetensors ({error}). Copy its folder again from where it came."
+        ) from error

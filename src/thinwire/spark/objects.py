@@ -37,7 +37,7 @@ from thinwire.cluster.frames import decode_images
 from thinwire.errors import CheckpointError, ThinwireError
 from thinwire.models import ZOO
 from thinwire.replicas.objectives import LOSSES, OPTIMIZERS, SCHEDULERS
-from thinwire.run.session import composed
+from thinwire.run.session import composed, in_turn
 from thinwire.spark.imports import LISTED, RefusedError, defined, is_defined
 from thinwire.strategies import STRATEGIES, Strategy, name_of, strategy
 
@@ -65,6 +65,22 @@ FUNCTIONAL = frozenset(
 """Losses of (output, label) in torch.nn.functional."""
 MOST_IN_TURN = 8
 """Transforms within transforms; the deepest that is written has two."""
+
+
+class WithheldError(CheckpointError):
+    """Code that is stored and may not be used here: its module is not imported or not trusted, or it is a pickle."""
+
+
+class Withheld(NamedTuple):
+    """Stands in an estimator for stored code that may not be used here.
+
+    Attributes:
+        code: as it was stored, and is stored again.
+        why: what is told where the object is needed.
+    """
+
+    code: Code
+    why: str
 
 
 class Slot(NamedTuple):
@@ -120,6 +136,8 @@ class Source:
 
 def code_of(value: Any) -> Code:
     """An object as JSON; by name wherever it has one."""
+    if isinstance(value, Withheld):
+        return value.code
     if isinstance(value, Strategy):
         return {"kind": "strategy", "name": name_of(value), "knobs": dataclasses.asdict(value)}
     for name, factory in ZOO.items():
@@ -157,11 +175,26 @@ def made_of(code: Code, slot: str, source: Source) -> Any:
 
 def with_decoder(code: Code, transform: Callable[..., Any], source: Source) -> Any:
     """A transform that the caller gives in place of the stored one; a decoder of image columns stays before it."""
+    return in_turn(decoder_in(code, source), transform)
+
+
+def decoder_in(code: Code, source: Source) -> Any:
+    """The decoder of image columns with which a stored transform begins; None where it begins with none."""
     parts = code.get("args") if code.get("kind") == "partial" and code.get("of") == "in_turn" else [code]
     first = parts[0] if isinstance(parts, list) and parts else None
     if isinstance(first, dict) and first.get("kind") == "partial" and first.get("of") == "decode_images":
-        return functools.partial(composed, made_of(first, "transform", source), transform)
-    return transform
+        return made_of(first, "transform", source)
+    return None
+
+
+def decoder_and_rest(transform: Any) -> tuple[Any, Any]:
+    """A fit's transform in two: the decoder of image columns, and what the user gave; either may be None."""
+    if isinstance(transform, functools.partial):
+        if transform.func is decode_images:
+            return transform, None
+        if transform.func is composed and decoder_and_rest(transform.args[0])[1] is None:
+            return transform.args[0], transform.args[1]
+    return None, transform
 
 
 def damaged(path: str, error: Exception) -> CheckpointError:
@@ -241,7 +274,7 @@ def _named(module: Any, name: Any, slot: str, source: Source) -> Any:
 
 def _unpickled(data: str, source: Source) -> Any:
     if not source.allow_pickle:
-        raise CheckpointError(
+        raise WithheldError(
             f"{source.path!r} holds code that has no name to import it by (a lambda, or a function of a notebook). "
             "Give it again (TorchModel.load(path, model=make_net, transform=prepare)), or run what is stored if you "
             "trust it: allow_pickle=True"
@@ -251,12 +284,12 @@ def _unpickled(data: str, source: Source) -> Any:
     return cloudpickle.loads(base64.b64decode(data))
 
 
-def _refused(module: str, name: str, slot: str, source: Source, why: str) -> CheckpointError:
+def _refused(module: str, name: str, slot: str, source: Source, why: str) -> WithheldError:
     shown = reprlib.repr(f"{module}.{name}")
     top = module.partition(".")[0]
     trust = "" if top in LISTED else ", or trust its module if it is yours: modules=['package']"
     give = f"; give it yourself ({slot}=…){trust}" if SLOTS[slot].functions or SLOTS[slot].base else ""
-    return CheckpointError(f"{source.path!r} names {shown} as its {slot}, which cannot be used: {why}{give}")
+    return WithheldError(f"{source.path!r} names {shown} as its {slot}, which cannot be used: {why}{give}")
 
 
 def _unknown(slot: str, value: Any, source: Source) -> CheckpointError:

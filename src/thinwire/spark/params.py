@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.param.shared import (
@@ -19,6 +19,41 @@ from pyspark.ml.param.shared import (
 )
 
 from thinwire.errors import ConfigError, nearest
+
+Given = TypeVar("Given", bound=Params)
+
+
+def accessors(kind: type[Given]) -> type[Given]:
+    """A class of Spark ML with a setter and a getter for each of its parameters, as Spark's own have them:
+    `setLabelCol(value)`, which gives the object back, and `getLabelCol()`. What the class defines itself is kept.
+    """
+    names = [name for name in dir(kind) if isinstance(getattr(kind, name), Param)]
+    for name in names:
+        for verb, made in (("set", _setter), ("get", _getter)):
+            method = f"{verb}{name[0].upper()}{name[1:]}"
+            if not hasattr(kind, method):
+                function = made(name)
+                function.__name__, function.__qualname__ = method, f"{kind.__name__}.{method}"
+                function.__doc__ = f"{verb.capitalize()}s the parameter `{name}`."
+                setattr(kind, method, function)
+    return kind
+
+
+def _setter(name: str) -> Any:
+    def set_one(self: Any, value: Any) -> Any:
+        if value is None:
+            raise ConfigError(f"{name} = None is not possible; give a value, or clear it: clear({name})")
+        return self.setParams(**{name: value})
+
+    return set_one
+
+
+def _getter(name: str) -> Any:
+    def get_one(self: Any) -> Any:
+        return self.getOrDefault(name)
+
+    return get_one
+
 
 DEFAULTS: dict[str, Any] = {"task": "auto", "predictBatchSize": 1024}
 """Of what both need."""

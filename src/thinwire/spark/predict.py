@@ -16,6 +16,7 @@ from thinwire.cluster.sessions import gpu_given
 from thinwire.cluster.shipping import packed
 from thinwire.data.columns import RaggedError, count_nulls, dense, is_tensor, prepared, stored_array
 from thinwire.errors import DataError
+from thinwire.models.program import ROWS
 
 _modules: dict[str, nn.Module] = {}
 """Networks that this Python process has built, by their predictors' digests: Spark uses it for many tasks."""
@@ -52,7 +53,8 @@ class Predictor:
             while len(_modules) >= MOST_MODULES:
                 _modules.pop(next(iter(_modules)))
             module = self.skeleton()
-            empty = any(p.is_meta for p in module.parameters())  # others are copied into: tied ones stay tied
+            # Weights are copied into what is not empty: tied ones stay tied.
+            empty = any(value.is_meta for value in module.state_dict().values())
             module.load_state_dict(load(self.weights), assign=empty)
             _modules[self.digest] = module.to(_device()).eval()
         return _modules[self.digest]
@@ -68,8 +70,26 @@ class Predictor:
                 outputs.append(module(*self._tensors(batch.slice(start, self.batch_size))).float().cpu())
         return self._shaped(torch.cat(outputs))
 
+    def examples(self, row: Any, *, whole: bool = False) -> list[torch.Tensor]:
+        """Inputs of the network for copies of one row, on the CPU."""
+        batch = prepared(pa.Table.from_batches([row] * ROWS).combine_chunks().to_batches()[0], self.inputs)
+        given = {name: _column(name, array) for name, array in zip(batch.schema.names, batch.columns, strict=True)}
+        return [tensor.cpu() for tensor in self.tensors(given, whole=whole)]
+
+    def one(self, values: Sequence[Any]) -> tuple[np.ndarray[Any, Any], ...]:
+        """The same of one row, given as ML vectors, arrays and numbers."""
+        given = {name: _one_row(name, value) for name, value in zip(self.inputs, values, strict=True)}
+        module = self.module()
+        with torch.inference_mode():
+            tensors = self.tensors(given, whole=getattr(module, "takes_columns", False))
+            return self._shaped(module(*tensors).float().cpu())
+
     def _tensors(self, batch: Any) -> list[torch.Tensor]:
         given = {name: _column(name, array) for name, array in zip(batch.schema.names, batch.columns, strict=True)}
+        return self.tensors(given, whole=getattr(self.module(), "takes_columns", False))
+
+    def tensors(self, given: dict[str, Any], *, whole: bool = False) -> list[torch.Tensor]:
+        """What the network is given of columns: float32 of doubles, unless a program takes columns whole."""
         if self.transform is not None:
             given = self.transform(given)
         device = _device()
@@ -82,7 +102,7 @@ class Predictor:
                         f"column {name!r} is no tensor; train and predict with a transform that makes it one"
                     )
                 value = torch.from_numpy(np.ascontiguousarray(value))
-            found.append((value.float() if value.dtype == torch.float64 else value).to(device))
+            found.append((value.float() if value.dtype == torch.float64 and not whole else value).to(device))
         return found
 
     def _shaped(self, raw: torch.Tensor) -> tuple[np.ndarray[Any, Any], ...]:
@@ -115,6 +135,16 @@ class Shipped:
             self._opened = cloudpickle.loads(self._payload)  # from the driver, through Spark
         assert self._opened is not None
         return self._opened(columns)
+
+
+def _one_row(name: str, value: Any) -> Any:
+    """A value as a column of one row; numbers of Python and ML vectors are float32, as vectors are in a DataFrame."""
+    found = np.asarray(value.toArray() if hasattr(value, "toArray") else value)
+    if found.dtype == object or found.dtype.kind not in "biuf":
+        return np.asarray([value], dtype=object)  # for a transform, as `_column` has it
+    if hasattr(value, "toArray"):
+        found = found.astype(np.float32)
+    return torch.from_numpy(found[None].astype(np.uint8 if found.dtype.kind == "b" else found.dtype))
 
 
 def _column(name: str, array: Any) -> Any:

@@ -7,6 +7,9 @@ import json
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter
 
 from thinwire.errors import CheckpointError, ConfigError, ThinwireError
@@ -14,7 +17,7 @@ from thinwire.spark.objects import SLOTS, Code, Source, damaged, made_of
 from thinwire.version import __version__
 
 PIECE_BYTES = 16 << 20
-WEIGHTS = "weights"
+WEIGHTS, PROGRAM = "weights", "program"
 KEY = "thinwire"
 FORMAT = 1
 """Of what stands under `KEY`, and of the weights beside it."""
@@ -26,6 +29,7 @@ class Saved(NamedTuple):
     more: dict[str, Any]
     code: dict[str, Code]
     weights: bytes = b""
+    program: bytes = b""
 
 
 def write_saved(path: str, instance: Any, saved: Saved, writer: Any, *, leave_out: Collection[str] = ()) -> None:
@@ -34,12 +38,14 @@ def write_saved(path: str, instance: Any, saved: Saved, writer: Any, *, leave_ou
     context = _context(session)
     form = {"format": FORMAT, "version": __version__, "digest": _digest(saved.weights)}
     extra = {KEY: {**form, "more": saved.more, "code": saved.code, "size_bytes": len(saved.weights)}}
+    if saved.program:
+        extra[KEY][PROGRAM] = {"size_bytes": len(saved.program), "digest": _digest(saved.program)}
     DefaultParamsWriter.saveMetadata(instance, path, context, extraMetadata=extra, paramMap=_plain(instance, leave_out))
-    if saved.weights:
-        data = saved.weights
+    for name, data in ((WEIGHTS, saved.weights), (PROGRAM, saved.program)):
         pieces = [(i, data[start : start + PIECE_BYTES]) for i, start in enumerate(range(0, len(data), PIECE_BYTES))]
-        frame = session.createDataFrame([(i, bytearray(p)) for i, p in pieces], "piece int, data binary")
-        frame.write.mode("overwrite").parquet(f"{path}/{WEIGHTS}")
+        if pieces:
+            frame = session.createDataFrame([(i, bytearray(p)) for i, p in pieces], "piece int, data binary")
+            frame.write.mode("overwrite").parquet(f"{path}/{name}")
 
 
 def read_saved(path: str, instance: Any, reader: Any, *, leave_out: Collection[str] = ()) -> Saved:
@@ -58,19 +64,80 @@ def read_saved(path: str, instance: Any, reader: Any, *, leave_out: Collection[s
         if isinstance(error, ThinwireError):
             raise
         raise damaged(path, error) from error
+    weights = _read(session, path, WEIGHTS, size_bytes, metadata[KEY].get("digest"))
+    size_bytes, digest = program_in(metadata[KEY], path)
+    return saved._replace(weights=weights, program=_read(session, path, PROGRAM, size_bytes, digest))
+
+
+def _read(session: Any, path: str, name: str, size_bytes: int, digest: Any) -> bytes:
+    """What lies beside the metadata under a name; earlier versions wrote no digest of the weights."""
     if not size_bytes:
-        return saved
-    rows = session.read.parquet(f"{path}/{WEIGHTS}").orderBy("piece").collect()
-    weights = b"".join(bytes(row["data"]) for row in rows)
-    if len(weights) != size_bytes:
-        raise CheckpointError(f"{path!r} holds {len(weights)} bytes of weights where {size_bytes} belong")
-    digest = metadata[KEY].get("digest")
-    if digest is not None and digest != _digest(weights):
+        return b""
+    rows = session.read.parquet(f"{path}/{name}").orderBy("piece").collect()
+    return _checked(b"".join(bytes(row["data"]) for row in rows), path, name, digest, size_bytes)
+
+
+def _checked(data: bytes, path: str, name: str, digest: Any, size_bytes: int) -> bytes:
+    if len(data) != size_bytes:
+        raise CheckpointError(f"{path!r} holds {len(data)} bytes of {name} where {size_bytes} belong")
+    if data and digest is not None and digest != _digest(data):
         raise CheckpointError(
-            f"the weights in {path!r} are damaged: their digest is not the one they were written with. Copy the "
-            "folder again from where it came, or save the model again."
+            f"the {name} in {path!r} {'are damaged: their' if name == WEIGHTS else 'is damaged: its'} digest is not "
+            "what was written beside the parameters. Copy the folder again from where it came, or save the model again."
         )
-    return saved._replace(weights=weights)
+    return data
+
+
+def read_folder(path: str) -> tuple[dict[str, Any], Saved]:
+    """The metadata of a saved stage and what is stored beside them, read without Spark.
+
+    Args:
+        path: a folder, or an address that fsspec knows.
+    """
+    try:
+        files, root = fsspec.core.url_to_fs(path)
+        parts = sorted(files.glob(f"{root}/metadata/part-*"))
+        text = files.cat_file(parts[0]) if parts else b""
+    except (OSError, ImportError, ValueError) as error:
+        raise CheckpointError(f"{path!r} cannot be read: {error}. Name the folder that save() was given") from error
+    if not parts:
+        raise CheckpointError(f"{path!r} is no saved model: it has no metadata. Name the folder that save() was given")
+    try:
+        metadata = json.loads(text.splitlines()[0])
+    except (LookupError, RecursionError, ValueError) as error:
+        raise damaged(path, error) from error
+    saved, size_bytes = held_in(metadata, path)
+    if not isinstance(metadata.get("paramMap"), dict):
+        raise damaged(path, ValueError("it has no parameters"))
+    weights = _checked(
+        _pieces(files, root, WEIGHTS, size_bytes), path, WEIGHTS, metadata[KEY].get("digest"), size_bytes
+    )
+    size_bytes, digest = program_in(metadata[KEY], path)
+    program = _checked(_pieces(files, root, PROGRAM, size_bytes), path, PROGRAM, digest, size_bytes)
+    return metadata, saved._replace(weights=weights, program=program)
+
+
+def _pieces(files: Any, root: str, name: str, size_bytes: int) -> bytes:
+    if not size_bytes:
+        return b""
+    rows: list[tuple[int, bytes]] = []
+    for file in files.glob(f"{root}/{name}/part-*.parquet"):
+        with files.open(file) as opened:
+            try:
+                table = pq.read_table(opened, columns=["piece", "data"])
+            except (pa.ArrowException, OSError, ValueError) as error:
+                raise damaged(root, error) from error
+            rows += zip(table["piece"].to_pylist(), table["data"].to_pylist(), strict=True)
+    return b"".join(data for _, data in sorted(rows))
+
+
+def has_saved(path: str, reader: Any) -> bool:
+    """Whether there is a saved stage of Spark ML at a path."""
+    try:
+        DefaultParamsReader.loadMetadata(path, _context(reader.sparkSession))
+    except Exception:  # of Spark and of Hadoop, whose classes differ by version and by storage
+        return False
+    return True
 
 
 def held_in(metadata: Any, path: str) -> tuple[Saved, int]:
@@ -92,6 +159,19 @@ def held_in(metadata: Any, path: str) -> tuple[Saved, int]:
     if not tables or not isinstance(uid, str) or type(size_bytes) is not int or size_bytes < 0:
         raise damaged(path, ValueError(f"size_bytes = {size_bytes!r}, or what is held is no table"))
     return Saved(more, code), size_bytes
+
+
+def program_in(held: dict[str, Any], path: str) -> tuple[int, str | None]:
+    """How many bytes of a program metadata say there are, and their digest; none of what was saved without one."""
+    if PROGRAM not in held:
+        return 0, None
+    told = held[PROGRAM]
+    if not isinstance(told, dict) or set(told) != {"size_bytes", "digest"}:
+        raise damaged(path, ValueError("its program is no table"))
+    size_bytes, digest = told["size_bytes"], told["digest"]
+    if type(size_bytes) is not int or size_bytes < 0 or not isinstance(digest, str):
+        raise damaged(path, ValueError(f"its program has size_bytes = {size_bytes!r}"))
+    return size_bytes, digest
 
 
 def refuse_objects(metadata: dict[str, Any], path: str, objects: Collection[str]) -> None:
