@@ -36,7 +36,7 @@ class DataSection:
     label: str | None = "label"
     weight: str | None = None
     validation: float | int | str | None = None
-    transform: str | None = None
+    transform: str | dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

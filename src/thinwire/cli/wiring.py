@@ -12,10 +12,10 @@ import torch
 from thinwire.cluster.base import Cluster
 from thinwire.cluster.local import Local
 from thinwire.data import open_source
-from thinwire.data.columns import dense
+from thinwire.data.columns import dense, is_tensor
+from thinwire.data.tokens import Tokenize
 from thinwire.errors import ConfigError, nearest
 from thinwire.events import Event
-from thinwire.models import imported
 from thinwire.placement import Placement
 from thinwire.recipe import Recipe
 from thinwire.run.arguments import checked
@@ -139,11 +139,17 @@ def first_rows(recipe: Recipe, names: Sequence[str] | None) -> dict[str, torch.T
     batch = next(iter(source.batches())).slice(0, 2)
     if names is None:
         names = [name for name in source.schema.names if name not in (data.label, data.weight)]
-    values: dict[str, Any] = {name: torch.from_numpy(dense(batch.column(name)).copy()) for name in names}
-    own = None if data.transform is None else imported("data.transform", data.transform)
+    own = checked({"transform": data.transform}, KEYS)["transform"]
+    read = own.reads(names) if isinstance(own, Tokenize) else names
+    names = own.given(names) if isinstance(own, Tokenize) else names
+    values: dict[str, Any] = {name: _values(batch.column(name)) for name in read}
     for transform in (source.transform, own):
         values = values if transform is None else transform(values)
     return {name: values[name] for name in names}
+
+
+def _values(array: Any) -> Any:
+    return torch.from_numpy(dense(array).copy()) if is_tensor(array.type) else array.to_numpy(zero_copy_only=False)
 
 
 def import_modules(recipe: Recipe) -> None:

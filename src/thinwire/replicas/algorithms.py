@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from thinwire.errors import ConfigError
+from thinwire.replicas.calls import called
 from thinwire.replicas.objectives import Objective
 from thinwire.values import check_fields, optional, truth, whole
 
@@ -44,7 +45,7 @@ class BackPropagation(Algorithm):
     name = "back_propagation"
 
     def loss(self, module: nn.Module, batch: Any, objective: Objective, memory: Memory) -> tuple[Tensor, Tensor]:
-        found = objective.mean(module(*batch.inputs), batch.label, batch.weight)
+        found = objective.mean(called(module, batch), batch.label, batch.weight)
         return found, found
 
     def weight_of(self, batch: Any) -> float:

@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from thinwire.errors import ConfigError
 from thinwire.parameters import Buffers, FlatParameters
 from thinwire.replicas.algorithms import Algorithm, BackPropagation, Memory
+from thinwire.replicas.calls import arguments
 from thinwire.replicas.flaws import Flaw, flaw_of
 from thinwire.replicas.keras import KerasModule, is_keras
 from thinwire.replicas.metrics import measure
@@ -284,7 +285,8 @@ class TorchReplica:
             with torch.no_grad():
                 for batch in batches:
                     with self.autocast():
-                        output = torch.func.functional_call(self.module, names, batch.inputs)
+                        given, named = arguments(self.module, batch)
+                        output = torch.func.functional_call(self.module, names, given, named)
                     self._measure(batch, output, sums, weights)
                     rows += batch.num_rows
         finally:
@@ -316,7 +318,8 @@ class TorchReplica:
         self.module.train()
         with torch.no_grad():
             for batch in batches:
-                torch.func.functional_call(self.module, names, batch.inputs)
+                given, named = arguments(self.module, batch)
+                torch.func.functional_call(self.module, names, given, named)
         self.module.train(training)
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum

@@ -13,11 +13,13 @@ from thinwire.cluster.base import Site
 from thinwire.coordinator.stopping import TRAIN_LOSS, EarlyStopping, Target, refuse_unmeasured
 from thinwire.data.feeds import Wanted
 from thinwire.errors import ConfigError, DataError
+from thinwire.models import ZOO
 from thinwire.models.boltzmann import free_energy_gap, reconstruction_error
 from thinwire.placement import Pipeline, Placement, Whole
 from thinwire.replicas import Algorithm, BackPropagation, ContrastiveDivergence, TrainSpec
+from thinwire.replicas.calls import takes_names
 from thinwire.replicas.labels import labels_of
-from thinwire.replicas.objectives import Metric, NamedOptimizer, NamedScheduler
+from thinwire.replicas.objectives import OWN, Metric, NamedOptimizer, NamedScheduler
 from thinwire.run.trial import Trial
 from thinwire.strategies import Measured, Served, Strategy, name_of
 
@@ -72,12 +74,24 @@ def metrics_for(given: Sequence[str] | Mapping[str, Metric] | None, loss: object
     return given
 
 
-def objective_for(algorithm: Algorithm | None, loss: Any, metrics: Any) -> tuple[Any, Any]:
-    """The loss and metrics that are meant; an algorithm without labels brings its own."""
+def objective_for(algorithm: Algorithm | None, loss: Any, metrics: Any, *, own: bool = False) -> tuple[Any, Any]:
+    """The loss and metrics that are meant; an algorithm without labels brings its own.
+
+    Args:
+        algorithm: how a gradient is found.
+        loss: what `fit` was given.
+        metrics: what `fit` was given.
+        own: whether the network's own loss is meant where none is given.
+    """
     if isinstance(algorithm, ContrastiveDivergence) and loss is None:
         gap = {"free_energy_gap": free_energy_gap} if metrics is None else metrics
         return reconstruction_error, gap
-    return ("cross_entropy" if loss is None else loss), metrics
+    return (OWN if own else "cross_entropy") if loss is None else loss, metrics
+
+
+def may_take_names(model: Any) -> bool:
+    """Whether a network is called by the names of columns; of one that is yet to be made it may be so."""
+    return takes_names(model) if isinstance(model, nn.Module) else model not in ZOO.values()
 
 
 def refuse_impossible(
@@ -162,7 +176,9 @@ def wanted_for(trial: Trial, *, validation: Any, indicator: str | None) -> Wante
     """
     columns = trial.columns
     return Wanted(
-        columns=None if trial.transforms else (*columns.inputs, *(n for n in (columns.label, columns.weight) if n)),
+        columns=None
+        if trial.transforms
+        else (*(columns.reads or columns.inputs), *(n for n in (columns.label, columns.weight) if n)),
         validation=float(validation) if isinstance(validation, float | int) else 0.0,
         indicator=indicator,
         seed=trial.spec.seed,

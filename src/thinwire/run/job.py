@@ -60,6 +60,8 @@ class Columns:
     """What the loss takes."""
     weight: str | None = None
     transform: Transform | None = None
+    reads: tuple[str, ...] | None = None
+    """Columns of the data that the inputs are made of, where a transform says so; else the inputs themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)

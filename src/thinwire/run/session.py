@@ -25,6 +25,7 @@ from thinwire.cluster.frames import is_frame
 from thinwire.cluster.local import Local
 from thinwire.coordinator.outcome import Policy
 from thinwire.coordinator.stopping import EarlyStopping
+from thinwire.data.tokens import Tokenize
 from thinwire.errors import CheckpointError, ConfigError, Interrupted, LostWorkersError, ThinwireError
 from thinwire.models import model_by_name
 from thinwire.placement import Placement, Whole, refuse_unreadable
@@ -45,6 +46,7 @@ from thinwire.run.arguments import checks_arguments
 from thinwire.run.checks import (
     carrier_for,
     columns_for,
+    may_take_names,
     metrics_for,
     objective_for,
     placement_for,
@@ -124,7 +126,7 @@ def fit(
     batch_size: int = 64,
     validation: Any = None,
     weight: str | None = None,
-    transform: Transform | str | None = None,
+    transform: Transform | str | Mapping[str, Any] | None = None,
     metrics: str | Sequence[str] | Mapping[str, Metric] | None = None,
     stop: EarlyStopping | Mapping[str, Any] | None = None,
     restore_best: bool | None = None,
@@ -149,9 +151,11 @@ def fit(
     Args:
         model: a module, a factory of one, or a built-in name. A factory is called under the seed on every worker.
         data: arrays, an Arrow table, a Parquet path or glob, or a built-in set such as "digits".
-        inputs: columns given to the model, in its order; None takes all but label and weight.
+        inputs: columns given to the model, in its order (models of transformers: by name); None takes all but label and
+            weight.
         label: the column the loss compares with; None calls the loss with the output alone.
-        loss: a name, or a callable of (output, label); "cross_entropy", or the algorithm's own, unless said.
+        loss: a name, or a callable of (output, label); unless said "cross_entropy", the algorithm's own, or "own", the
+            network's, where the label is None or among the inputs.
         optimizer: a name, a recipe's form, or a callable that makes the optimizer from the parameters.
         scheduler: a name, a recipe's form, or a callable that makes a learning-rate scheduler from the optimizer.
         scheduler_every: whether it moves after each step or each epoch.
@@ -167,7 +171,8 @@ def fit(
         batch_size: rows of one step of one worker.
         validation: a share of the rows, or data of its own.
         weight: a column of row weights.
-        transform: a function from a batch's columns to a batch's columns, run on the workers.
+        transform: a function from a batch's columns to a batch's columns, run on the workers; `Tokenize` for text, or a
+            data collator of transformers.
         metrics: names, or by name callables that give one number a row, `MetricOfSums`, or metrics of torchmetrics;
             measured on the validation rows.
         stop: early stopping.
@@ -200,7 +205,9 @@ def fit(
     if where.in_process and isinstance(factory, nn.Module):
         factory = functools.partial(copy.deepcopy, factory)  # threads must not train one module together
     method: Any = algorithm or BackPropagation()
-    loss, metrics = objective_for(method, loss, metrics)
+    loss, metrics = objective_for(
+        method, loss, metrics, own=label is None or (label in (inputs or ()) and may_take_names(factory))
+    )
     if epochs is None and steps is None and until is None:
         epochs = 1
     moves: Any = scheduler
@@ -233,17 +240,19 @@ def fit(
         opened = where.open(data, validation)
         where.look(out, ports=carrier != "spark")
         names = columns_for([n for n in opened.names if n != opened.indicator], inputs, label, weight)
+        reads, opaque = None, transform is not None
+        if isinstance(transform, Tokenize):
+            names, reads, opaque = transform.given(names), transform.reads(names), False
         refuse_unreadable(spread, factory, seed, len(names))
         columns = Columns(
             inputs=names,
+            reads=reads,
             label=label,
             labels=labels_of(loss),
             weight=weight,
             transform=in_turn(opened.transform, transform),
         )
-        trial = Trial(
-            factory, spec, columns, batch_size, transforms=transform is not None, validated=validation is not None
-        )
+        trial = Trial(factory, spec, columns, batch_size, transforms=opaque, validated=validation is not None)
         wanted = wanted_for(trial, validation=validation, indicator=opened.indicator)
         dealt = opened.deal(wanted, folder)
         if dealt.validation_rows == 0 and validation is not None:

@@ -31,9 +31,10 @@ from thinwire.data import Batch, Loader, Position, Sampler, Shard, write_shard
 from thinwire.data.labels import look_at
 from thinwire.errors import ConfigError, DataError, ThinwireError
 from thinwire.replicas import BackPropagation, TrainSpec
+from thinwire.replicas.calls import called, scores
 from thinwire.replicas.labels import WrongLabels
 from thinwire.replicas.metrics import computed, measure
-from thinwire.replicas.objectives import Objective, metrics_of
+from thinwire.replicas.objectives import OWN, Objective, metrics_of
 from thinwire.replicas.torch import build_module
 from thinwire.run.job import Columns
 
@@ -107,7 +108,7 @@ class Trial:
         self._weighed(batch)
         shape = None
         with contextlib.suppress(*_KINDS), torch.no_grad():
-            shape = _shape(module.eval()(*batch.inputs))
+            shape = _shape(scores(called(module.eval(), batch)))
         self._learnt(module.train(), row, batch, shape)
         return shape
 
@@ -123,7 +124,7 @@ class Trial:
             self.spec.algorithm.loss(module, batch, Objective(self.spec.loss), {"steps": 0})
         else:
             batch = self._trained(module, batch, row)
-            self._lost(module(*batch.inputs), batch, shape)
+            self._lost(called(module, batch), batch, shape)
         if self.validated:
             self._measured(module.eval(), batch)
 
@@ -158,7 +159,7 @@ class Trial:
             if tried is None:
                 break
             try:
-                module(*tried.inputs)
+                called(module, tried)
                 return tried
             except _KINDS as error:
                 if not _is_misfit(error):
@@ -198,14 +199,16 @@ class Trial:
     def _lost(self, output: Any, batch: Batch, shape: tuple[int, ...] | None) -> None:
         """Tries the loss on an output."""
         labels, named = self.columns.labels, isinstance(self.spec.loss, str) or self.columns.labels.kind != "any"
-        if named and not isinstance(output, Tensor):
+        if named and self.spec.loss != OWN:
+            output = scores(output)
+        if named and self.spec.loss != OWN and not isinstance(output, Tensor):
             part = repr(next(iter(output), "")) if isinstance(output, Mapping) else "0"
             raise ConfigError(
                 f"the model's output is {_kind(output)}, and loss {labels.loss or self.spec.loss!r} takes one tensor; "
                 "return the tensor from forward, or give a loss that takes one of it, such as "
                 f"loss=lambda output, label: F.cross_entropy(output[{part}], label)"
             )
-        if named and (output.dim() == 0 or output.shape[0] != batch.num_rows):
+        if named and isinstance(output, Tensor) and (output.dim() == 0 or output.shape[0] != batch.num_rows):
             raise DataError(
                 f"the model's output has the shape {tuple(output.shape)} for {batch.num_rows} rows of inputs="
                 f"{list(self.columns.inputs)}; its first dimension must count rows. Give columns of the shape that the "
@@ -285,7 +288,7 @@ class Trial:
 
     def _measured(self, module: nn.Module, batch: Batch) -> None:
         with torch.no_grad():
-            output = module(*batch.inputs)
+            output = called(module, batch)
             for name, metric in metrics_of(self.spec.metrics).items():
                 try:
                     found = measure(name, metric, output, batch.label, batch.weight, batch.num_rows)

@@ -13,8 +13,10 @@ from pyspark.ml import Model
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from torch import nn
 
+from thinwire.data.tokens import Tokenize
 from thinwire.errors import ConfigError
-from thinwire.run.session import Result
+from thinwire.replicas.calls import takes_names
+from thinwire.run.session import Result, composed
 from thinwire.spark.imports import checked
 from thinwire.spark.objects import Source, code_of, damaged, made_of, with_decoder
 from thinwire.spark.params import DEFAULTS, SharedParams
@@ -79,12 +81,17 @@ class TorchModel(Model, SharedParams, MLWritable, MLReadable["TorchModel"]):
     def _predictor(self) -> Predictor:
         if self._skeleton is None:
             raise ConfigError("this TorchModel is empty; make one with TorchEstimator.fit or TorchModel.load")
+        inputs, tokenizer = tuple(self.getInputCols()), _tokenizer_in(self._user)
+        labels = {"labels", self.getLabelCol()} & set(inputs)
+        if labels and takes_names(self._skeleton()):  # it computes its own loss of them, and predicts without
+            inputs = tuple(name for name in inputs if name not in labels)
         return Predictor(
             skeleton=self._skeleton,
             weights=self._weights,
             # The token tells models apart whose weights are equal and whose networks are not.
             digest=hashlib.blake2b(self._weights, digest_size=16).hexdigest() + self._token,
-            inputs=tuple(self.getInputCols()),
+            inputs=inputs if tokenizer is None else tokenizer.given(inputs),
+            reads=inputs if tokenizer is None else tokenizer.reads(inputs),
             task=self.getOrDefault(self.task),
             batch_size=self.getOrDefault(self.predictBatchSize),
             transform=self._user,
@@ -95,7 +102,7 @@ class TorchModel(Model, SharedParams, MLWritable, MLReadable["TorchModel"]):
 
         predictor = self._predictor()
         classifies = predictor.task == "classification"
-        columns = [F.col(f"`{name}`") for name in predictor.inputs]
+        columns = [F.col(f"`{name}`") for name in predictor.reads]
         fields = ("raw", "probability", "prediction") if classifies else ("prediction",)
         kind = "raw array<double>, probability array<double>, prediction double"
         predicted = as_udf(predictor, fields, kind if classifies else "prediction array<double>")(*columns)
@@ -155,6 +162,13 @@ def skeleton_of(given: Any) -> Callable[[], nn.Module]:
     names = sum(1 for _ in kept.named_parameters(remove_duplicate=False))
     tied = names > sum(1 for _ in kept.parameters())  # the way to the meta device would untie them
     return functools.partial(copy.deepcopy, kept if unsaved or tied else kept.to("meta"))
+
+
+def _tokenizer_in(transform: Any) -> Tokenize | None:
+    """The tokenizer among transforms in turn."""
+    if isinstance(transform, functools.partial) and transform.func is composed:
+        return next((found for part in transform.args if (found := _tokenizer_in(part))), None)
+    return transform if isinstance(transform, Tokenize) else None
 
 
 def _vector(column: Any) -> Any:

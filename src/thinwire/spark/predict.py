@@ -16,6 +16,7 @@ from thinwire.cluster.sessions import gpu_given
 from thinwire.cluster.shipping import packed
 from thinwire.data.columns import RaggedError, count_nulls, dense, is_tensor, prepared, stored_array
 from thinwire.errors import DataError
+from thinwire.replicas.calls import Given, called, scores
 
 _modules: dict[str, nn.Module] = {}
 """Networks that this Python process has built, by their predictors' digests: Spark uses it for many tasks."""
@@ -31,6 +32,7 @@ class Predictor:
         weights: as safetensors.
         digest: of the weights, with what tells the network from others of equal weights.
         inputs: columns given to the network.
+        reads: columns of the data that they are made of.
         task: "classification" or "regression".
         batch_size: rows of one forward pass.
         transform: what the training had, if anything.
@@ -40,6 +42,7 @@ class Predictor:
     weights: bytes = field(repr=False)
     digest: str
     inputs: tuple[str, ...]
+    reads: tuple[str, ...]
     task: str
     batch_size: int
     transform: Callable[[dict[str, Any]], dict[str, Any]] | None = None
@@ -59,13 +62,14 @@ class Predictor:
 
     def __call__(self, columns: Sequence[Any]) -> tuple[np.ndarray[Any, Any], ...]:
         """Raw predictions, probabilities and predictions of some rows; predictions only in a regression."""
-        batch = prepared(pa.RecordBatch.from_arrays(list(columns), names=list(self.inputs)), self.inputs)
+        batch = prepared(pa.RecordBatch.from_arrays(list(columns), names=list(self.reads)), self.reads)
         if not batch.num_rows:
             return self._shaped(torch.zeros(0, 1))
         module, outputs = self.module(), []
         with torch.inference_mode():
             for start in range(0, batch.num_rows, self.batch_size):
-                outputs.append(module(*self._tensors(batch.slice(start, self.batch_size))).float().cpu())
+                given = Given(tuple(self._tensors(batch.slice(start, self.batch_size))), self.inputs)
+                outputs.append(scores(called(module, given)).float().cpu())
         return self._shaped(torch.cat(outputs))
 
     def _tensors(self, batch: Any) -> list[torch.Tensor]:
@@ -154,7 +158,7 @@ def as_udf(predictor: Predictor, names: Sequence[str], kind: str) -> Any:
     """A vectorised UDF: over Arrow where this Spark has those, or else over pandas."""
     from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
-    single, shipped = len(predictor.inputs) == 1, Shipped(predictor)
+    single, shipped = len(predictor.reads) == 1, Shipped(predictor)
     if not hasattr(F, "arrow_udf"):
         return _over_pandas(shipped, names, kind, single)
 

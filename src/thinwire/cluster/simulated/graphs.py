@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.replicas import BackPropagation, TorchReplica
+from thinwire.replicas.calls import takes_names
 
 WARM_UP = 3
 MOST_SHAPES = 4
@@ -28,8 +29,9 @@ class _Batch(NamedTuple):
 
 
 def capturable(replica: TorchReplica) -> bool:
-    """Whether a replica's pass is the same each time: no search, no chains that are kept."""
-    return replica.device.type == "cuda" and type(replica.spec.algorithm) is BackPropagation and not replica.searches
+    """Whether a replica's pass is the same each time: no search, no chains that are kept, no branches by name."""
+    plain = type(replica.spec.algorithm) is BackPropagation and not replica.searches
+    return plain and replica.device.type == "cuda" and not takes_names(replica.module)
 
 
 class Graphs:
