@@ -236,7 +236,7 @@ def _described(tokenizer: Any) -> dict[str, Any]:
     if isinstance(tokenizer, str | os.PathLike):
         return _of_files(os.fspath(tokenizer))
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if callable(getattr(backend, "to_str", None)):
+    if backend is not None and callable(getattr(backend, "to_str", None)):
         limit = getattr(tokenizer, "model_max_length", None)
         return {
             "json": backend.to_str(),

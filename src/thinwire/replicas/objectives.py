@@ -24,9 +24,10 @@ OptimizerFactory = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimize
 SchedulerFactory = Callable[[torch.optim.Optimizer], Any]
 
 
-def _rows(values: Tensor) -> Tensor:
+def _rows(values: Any) -> Tensor:
     """One number a row."""
-    return values if values.dim() <= 1 else values.flatten(1).mean(1)
+    found: Tensor = values if values.dim() <= 1 else values.flatten(1).mean(1)
+    return found
 
 
 def _like(output: Tensor, label: Tensor) -> Tensor:

@@ -325,11 +325,18 @@ class TorchReplica:
             norm.momentum = momentum
 
     def state_of(self, model: Tensor, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The module's whole state_dict with a joint model's parameters and buffers in place of its own."""
-        state = {name: value.detach().cpu().clone() for name, value in self.module.state_dict().items()}
-        for name, value in (self.parameters.named(model) | buffers).items():
-            if name in state:
-                state[name] = value.detach().cpu().clone().reshape(state[name].shape)
+        """The module's state_dict with a joint model's parameters and buffers in place of its own, without the base."""
+        known, named = (
+            self.parameters.named(model) | buffers,
+            list(self.module.named_parameters(remove_duplicate=False)),
+        )
+        numbers = {id(p): name for name, p in zip(self.parameters.names, self.parameters.tensors, strict=True)}
+        known |= {alias: known[numbers[id(p)]] for alias, p in named if id(p) in numbers}  # of tied ones too
+        left_out = {alias for alias, p in named if id(p) not in numbers}
+        state = {}
+        for name, value in self.module.state_dict().items():
+            if name not in left_out:
+                state[name] = known.get(name, value).detach().cpu().clone().reshape(value.shape)
         return state
 
     def pieces_of(self, state: dict[str, Any]) -> list[dict[str, Any]]:

@@ -289,6 +289,7 @@ def fit(
             wire=wire,
             checkpoints=None if store is None else store.url,
             resume=None if earlier is None else earlier.place,
+            base=trial.found.get("base"),
             placement=spread,
             time=where.time,
             prefetch=where.prefetch if transform is not None else None,

@@ -19,7 +19,7 @@ import reprlib
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +32,7 @@ from thinwire.data.labels import look_at
 from thinwire.errors import ConfigError, DataError, ThinwireError
 from thinwire.replicas import BackPropagation, TrainSpec
 from thinwire.replicas.calls import called, scores
+from thinwire.replicas.frozen import base_digest
 from thinwire.replicas.labels import WrongLabels
 from thinwire.replicas.metrics import computed, measure
 from thinwire.replicas.objectives import OWN, Objective, metrics_of
@@ -68,6 +69,7 @@ class Trial:
         transforms: whether the user's own transform makes columns. It may have effects of its own, so that only workers
             call it; without it all labels are looked at as rows are dealt out.
         validated: whether there are validation rows to measure metrics on.
+        found: "base" is a digest of the network's frozen parameters, once it was made.
     """
 
     model: Any
@@ -76,6 +78,7 @@ class Trial:
     batch_size: int
     transforms: bool
     validated: bool
+    found: dict[str, str] = field(default_factory=dict, compare=False)
 
     def __call__(self, row: Any) -> tuple[int, ...] | None:
         """The shape of the network's output for one row; None where it cannot be told here.
@@ -102,6 +105,7 @@ class Trial:
                 f"the model {type(module).__name__} has no parameter that can be trained: it has none, or all are "
                 "frozen; leave requires_grad on where it is to learn"
             )
+        self.found["base"] = base_digest(module)
         self._stepped(module)
         if batch is None:
             return None

@@ -16,6 +16,7 @@ from torch import nn
 from thinwire.data.tokens import Tokenize
 from thinwire.errors import ConfigError
 from thinwire.replicas.calls import takes_names
+from thinwire.replicas.frozen import base_digest, without_base
 from thinwire.run.session import Result, composed
 from thinwire.spark.imports import checked
 from thinwire.spark.objects import Source, code_of, damaged, made_of, with_decoder
@@ -38,6 +39,7 @@ class TorchModel(Model, SharedParams, MLWritable, MLReadable["TorchModel"]):
         self._setDefault(**DEFAULTS)
         self._skeleton: Callable[[], nn.Module] | None = None
         self._weights: bytes = b""
+        self._base: str | None = None
         self._user: Any = None
         self._token = uuid.uuid4().hex
         self.history: list[dict[str, Any]] = []
@@ -51,7 +53,11 @@ class TorchModel(Model, SharedParams, MLWritable, MLReadable["TorchModel"]):
 
         model = cls()
         model._skeleton = skeleton_of(given)
-        model._weights = as_bytes({k: v.detach().clone().contiguous() for k, v in result.model.state_dict().items()})
+        state = result.model.state_dict()
+        base = base_digest(result.model)
+        if base and base_digest(model._skeleton()) == base:  # it is made anew with the network
+            model._base, state = base, without_base(result.model)
+        model._weights = as_bytes({k: v.detach().clone().contiguous() for k, v in state.items()})
         model._user = transform
         model.history, model.summary = result.history, result.summary
         return model
@@ -95,6 +101,7 @@ class TorchModel(Model, SharedParams, MLWritable, MLReadable["TorchModel"]):
             task=self.getOrDefault(self.task),
             batch_size=self.getOrDefault(self.predictBatchSize),
             transform=self._user,
+            base=self._base,
         )
 
     def _transform(self, dataset: Any) -> Any:
@@ -185,7 +192,7 @@ class _Writer(MLWriter):
     def saveImpl(self, path: str) -> None:  # noqa: N802 - Spark ML's way of writing names
         model = self._model
         code = {"skeleton": code_of(model._skeleton), "transform": code_of(model._user)}
-        more = {"history": model.history, "summary": model.summary}
+        more = {"history": model.history, "summary": model.summary, "base": model._base}
         write_saved(path, model, Saved(more, code, model._weights), self)
 
 
@@ -210,4 +217,5 @@ class _Reader(MLReader["TorchModel"]):
         )
         model._weights = saved.weights
         model.history, model.summary = saved.more["history"], saved.more["summary"]
+        model._base = saved.more.get("base")
         return model

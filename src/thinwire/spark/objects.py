@@ -12,11 +12,11 @@ certain shapes alone, whatever else could be imported:
     strategy    a strategy's      nothing                                 nothing                        "strategy"
     option      any               nothing                                 nothing
 
-A partial is of `decode_images` with the names of columns, or of two transforms in turn. A tokenizer ("tokenize", of a transform) is the text of a
-`tokenizer.json` with plain settings, which the library tokenizers reads as data. In every slot a pickle is run
-where the caller allows it. An optimizer and a scheduler may have settings beside their names: keyword arguments of
-torch's own classes, in plain values. A name is never called here; what it may be called with later is otherwise not for
-the data to say.
+A partial is of `decode_images` with the names of columns, or of two transforms in turn. A transform may also be a
+tokenizer ("tokenize"): the text of a `tokenizer.json` with plain settings, which the library tokenizers reads as data.
+In every slot a pickle is run where the caller allows it. An optimizer and a scheduler may have settings beside their
+names: keyword arguments of torch's own classes, in plain values. A name is never called here; what it may be called
+with later is otherwise not for the data to say.
 """
 
 from __future__ import annotations

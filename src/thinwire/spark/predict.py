@@ -17,6 +17,7 @@ from thinwire.cluster.shipping import packed
 from thinwire.data.columns import RaggedError, count_nulls, dense, is_tensor, prepared, stored_array
 from thinwire.errors import DataError
 from thinwire.replicas.calls import Given, called, scores
+from thinwire.replicas.frozen import load_over_base, refuse_other_base
 
 _modules: dict[str, nn.Module] = {}
 """Networks that this Python process has built, by their predictors' digests: Spark uses it for many tasks."""
@@ -36,6 +37,7 @@ class Predictor:
         task: "classification" or "regression".
         batch_size: rows of one forward pass.
         transform: what the training had, if anything.
+        base: a digest of the frozen parameters, where `weights` are without them.
     """
 
     skeleton: Callable[[], nn.Module] = field(repr=False)
@@ -46,6 +48,7 @@ class Predictor:
     task: str
     batch_size: int
     transform: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    base: str | None = None
 
     def module(self) -> nn.Module:
         """The network, ready to predict; built once a process."""
@@ -56,7 +59,9 @@ class Predictor:
                 _modules.pop(next(iter(_modules)))
             module = self.skeleton()
             empty = any(p.is_meta for p in module.parameters())  # others are copied into: tied ones stay tied
-            module.load_state_dict(load(self.weights), assign=empty)
+            load_over_base(module, load(self.weights), assign=empty)
+            if self.base is not None:
+                refuse_other_base(module, self.base, "the network of this model")
             _modules[self.digest] = module.to(_device()).eval()
         return _modules[self.digest]
 
