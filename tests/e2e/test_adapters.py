@@ -13,7 +13,7 @@ from thinwire.checkpoint import CheckpointStore
 
 pytest.importorskip("peft", reason="peft is not installed: pip install 'thinwire[hf]'")
 
-from tests.hugging import adapted, bert, texts, tokenizer  # noqa: E402
+from tests.hugging import adapted, bert, texts, tokenizer
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:

@@ -15,7 +15,7 @@ from thinwire.spark import TorchEstimator, TorchModel
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'thinwire[hf]'")
 pytest.importorskip("peft", reason="peft is not installed: pip install 'thinwire[hf]'")
 
-from tests.hugging import adapted, bert, texts, tokenizer  # noqa: E402
+from tests.hugging import adapted, bert, texts, tokenizer
 
 pytestmark = pytest.mark.processes
 
@@ -25,10 +25,10 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
 
 
 @pytest.fixture
-def frame(three: Any) -> Any:
+def frame(spark: Any) -> Any:
     data = texts()
     rows = [(text, float(label)) for text, label in zip(data["text"], data["label"], strict=True)]
-    return three.createDataFrame(rows, "text string, label double")
+    return spark.createDataFrame(rows, "text string, label double")
 
 
 def estimator(model: Any, **given: Any) -> TorchEstimator:

@@ -89,7 +89,7 @@ def test_a_tokenizer_without_a_token_to_pad_with_says_so_when_it_must_pad() -> N
     without.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     made = tw.Tokenize(without)
     assert made({"text": ["a b", "b b"]})["input_ids"].tolist() == [[0, 1], [1, 1]]
-    with pytest.raises(DataError, match="pad_token = tokenizer.eos_token"):
+    with pytest.raises(DataError, match="give it one: tokenizer"):
         made({"text": ["a b", "b"]})
 
 
