@@ -50,7 +50,7 @@ def adapted(**more: Any) -> Any:
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        base = bert(**more)
+        base = bert(**{"initializer_range": 0.1, **more})
     config = LoraConfig(task_type=TaskType.SEQ_CLS, r=2, lora_alpha=8, target_modules=["query", "value"])
     return get_peft_model(base, config)
 

@@ -148,3 +148,35 @@ def test_a_state_without_the_base_loads_over_it_and_no_other_gap_is_left() -> No
     with pytest.raises(RuntimeError, match=r"head\.bias"):
         load_over_base(module, {"head.weight": state["head.weight"]})
     assert np.isfinite(before.numpy()).all()
+
+
+def test_a_saved_model_is_without_the_base_and_refuses_another_one() -> None:
+    pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'thinwire[spark]'")
+    from thinwire.spark.model import TorchModel
+
+    def seeded() -> nn.Module:
+        torch.manual_seed(3)
+        return OnABase()
+
+    found = fit(seeded)
+    kept = TorchModel._of(found, seeded, None)
+    assert len(kept._weights) < bytes_of(OnABase()) + 1_000
+    kept._set(inputCols=["pixels"], task="classification")
+    x = torch.rand(3, 1, 8, 8)
+    assert torch.equal(kept.module(x), found.model(x))
+    kept._skeleton = OnABase
+    kept._token = "another"
+    with pytest.raises(ConfigError, match="other frozen parameters"):
+        kept.module(x)
+
+
+def test_a_saved_model_whose_base_is_drawn_anew_each_time_keeps_it() -> None:
+    pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'thinwire[spark]'")
+    from thinwire.spark.model import TorchModel
+
+    found = fit()
+    kept = TorchModel._of(found, OnABase, None)
+    assert len(kept._weights) > bytes_of(OnABase(frozen=False)) - 1_000
+    kept._set(inputCols=["pixels"], task="classification")
+    x = torch.rand(3, 1, 8, 8)
+    assert torch.equal(kept.module(x), found.model(x))

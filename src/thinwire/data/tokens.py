@@ -20,6 +20,8 @@ FIELDS = {
     "special_tokens_mask": "special_tokens_mask",
 }
 """Columns that a tokenizer can make, and what the `tokenizers` library calls them."""
+ALWAYS = ("input_ids", "attention_mask", "token_type_ids")
+"""Those that inputs may name of any tokenizer."""
 MOST_LENGTH = 1 << 20
 """Tokens of one text at most; tokenizers without a limit name a larger one."""
 PADS = ("[PAD]", "<pad>", "<|pad|>")
@@ -103,7 +105,7 @@ class Tokenize:
 
     @property
     def makes(self) -> tuple[str, ...]:
-        """The columns that it makes."""
+        """The columns that stand for the text where inputs name that."""
         return tuple(self._settings["makes"])
 
     def given(self, inputs: Sequence[str]) -> tuple[str, ...]:
@@ -113,7 +115,11 @@ class Tokenize:
 
     def reads(self, inputs: Sequence[str]) -> tuple[str, ...]:
         """The columns of the data that these inputs are made of."""
-        found = [read for name in self.given(inputs) for read in (self.columns if name in self.makes else (name,))]
+        found = [
+            read
+            for name in self.given(inputs)
+            for read in (self.columns if name in (*self.makes, *ALWAYS) else (name,))
+        ]
         return tuple(dict.fromkeys(found))
 
     def __call__(self, columns: dict[str, Any]) -> dict[str, Any]:
@@ -134,7 +140,7 @@ class Tokenize:
             "special_tokens_mask": 1,
         }
         made: dict[str, Any] = {}
-        for name in self.makes:
+        for name in dict.fromkeys((*self.makes, *ALWAYS)):
             values = np.full((len(found), length), fills.get(name, 0), np.int64)
             for row, each in enumerate(found):
                 own = getattr(each, FIELDS[name])
@@ -308,7 +314,8 @@ def _of_files(path: str) -> dict[str, Any]:
 def _texts(name: str, columns: Mapping[str, Any]) -> list[str]:
     if name not in columns:
         raise DataError(f"column {name!r}, which is to be tokenized, is not there; the batch has {', '.join(columns)}")
-    values = list(columns[name])
+    given = columns[name]
+    values = given.tolist() if isinstance(given, torch.Tensor) else list(given)
     wrong = next((value for value in values if not isinstance(value, str)), None)
     if wrong is not None:
         raise DataError(

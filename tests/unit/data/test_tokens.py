@@ -30,6 +30,7 @@ def test_texts_are_padded_to_the_longest_of_their_batch() -> None:
     assert made["input_ids"].tolist() == [[*ids("good"), PAD, PAD, PAD], ids("the", "film", "was", "bad")]
     assert made["attention_mask"].tolist() == [[1, 1, 1, 0, 0, 0], [1] * 6]
     assert made["label"] == 3
+    assert not made["token_type_ids"].any()
     assert made["input_ids"].dtype == torch.int64
 
 
@@ -53,6 +54,7 @@ def test_padding_on_the_left_is_on_the_left() -> None:
 def test_two_columns_are_pairs() -> None:
     made = tw.Tokenize(bare_tokenizer(), ["text", "plot"])({"text": ["good"], "plot": ["long"]})
     assert made["input_ids"].tolist() == [[*ids("good"), VOCABULARY["long"], SEP]]
+    assert made["token_type_ids"].tolist() == [[0, 0, 0, 1, 1]]
 
 
 def test_no_rows_make_no_rows() -> None:
