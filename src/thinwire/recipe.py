@@ -55,6 +55,8 @@ class TrainSection:
     clip_norm: float | int | None = None
     on_nonfinite: str = "drop"
     precision: str = "float32"
+    accumulate: int = 1
+    compile: bool = False
     device: str = "auto"
     evaluate_every: int | None = None
     stop: dict[str, Any] | None = None

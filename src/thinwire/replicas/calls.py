@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 _NAMED = {("transformers", "PreTrainedModel"), ("peft", "PeftModel"), ("peft", "PeftMixedModel")}
@@ -22,18 +23,38 @@ class Given(NamedTuple):
     names: tuple[str, ...]
 
 
+def unwrapped(module: Any) -> Any:
+    """The network itself within one that is compiled or rounded."""
+    while (inner := getattr(module, "_orig_mod", None)) is not None:
+        module = inner
+    return module
+
+
 def takes_names(module: object) -> bool:
     """Whether a network is called by the names of columns: one of transformers, as it is, adapted or compiled."""
-    module = getattr(module, "_orig_mod", module)
+    module = unwrapped(module)
     return any((kind.__module__.partition(".")[0], kind.__name__) in _NAMED for kind in type(module).__mro__)
 
 
 def arguments(module: nn.Module, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What a network is called with: positional arguments, and those by name."""
-    names = getattr(batch, "names", ())
+    names, inputs = getattr(batch, "names", ()), tuple(batch.inputs)
+    narrow = width_of(module)
+    if narrow is not None:
+        inputs = tuple(x.to(narrow) if x.dtype == torch.float32 else x for x in inputs)
     if names and takes_names(module):
-        return (), dict(zip(names, batch.inputs, strict=True))
-    return tuple(batch.inputs), {}
+        return (), dict(zip(names, inputs, strict=True))
+    return inputs, {}
+
+
+def width_of(module: nn.Module) -> torch.dtype | None:
+    """The narrow type that all parameters of a network were made as, which its inputs are rounded to; None if wide."""
+    types = getattr(module, "_types", None)
+    found = set(types.values()) if types else {next((p.dtype for p in module.parameters()), torch.float32)}
+    if len(found) != 1 or not found <= {torch.bfloat16, torch.float16}:
+        return None
+    own = {p.dtype for name, p in unwrapped(module).named_parameters() if not types or name not in types}
+    return found.pop() if own <= found else None
 
 
 def called(module: nn.Module, batch: Any) -> Any:

@@ -103,6 +103,11 @@ def refuse_impossible(
         warnings.warn(f"codec={codec!r} has no effect: {name_of(strategy)} packs in {own} itself", stacklevel=5)
     if placement.group_size > 1 and not isinstance(spec.algorithm, BackPropagation):
         raise ConfigError(f"a placement spreads back-propagation; {spec.algorithm.name} needs placement=tw.Whole()")
+    if placement.group_size > 1 and (spec.accumulate > 1 or spec.compile or spec.precision == "float16"):
+        raise ConfigError(
+            "a placement computes a step's rows at once, by its own network; leave accumulate at 1, compile at False, "
+            "and precision at 'float32' or 'bfloat16', or use placement=tw.Whole()"
+        )
     if isinstance(spec.optimizer, NamedOptimizer):
         spec.optimizer([nn.Parameter(torch.zeros(1))])
     if isinstance(spec.scheduler, NamedScheduler):

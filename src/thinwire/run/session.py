@@ -133,7 +133,9 @@ def fit(
     callbacks: Sequence[Callable[[events.Event], Any]] = (),
     clip_norm: float | None = None,
     on_nonfinite: Literal["drop", "stop"] = "drop",
-    precision: Literal["float32", "bfloat16"] = "float32",
+    precision: Literal["float32", "bfloat16", "float16"] = "float32",
+    accumulate: int = 1,
+    compile: bool = False,
     device: str = "auto",
     evaluate_every: int | None = None,
     checkpoint_every: int | None = None,
@@ -182,7 +184,10 @@ def fit(
         clip_norm: largest norm of a gradient.
         on_nonfinite: whether a step with a loss or a gradient that is not finite, and a contribution that is not, is
             left out and told of, or ends the run. A run whose workers all keep skipping steps ends in any case.
-        precision: "bfloat16" computes under autocast.
+        precision: "bfloat16" computes under autocast, "float16" with a scaled loss as well.
+        accumulate: pieces that the rows of a step are computed in, one after the other, so that a larger batch_size
+            fits into memory.
+        compile: compute training's forward passes by torch.compile.
         device: "cpu", "cuda", or "auto".
         evaluate_every: steps between evaluations; once an epoch unless said.
         checkpoint_every: steps between checkpoints; at epochs, not too often, unless said.
@@ -223,6 +228,8 @@ def fit(
         metrics=metrics_for(metrics, loss),
         clip_norm=clip_norm,
         precision=precision,
+        accumulate=accumulate,
+        compile=compile,
         device=device,
         seed=seed,
     )

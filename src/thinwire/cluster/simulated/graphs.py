@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.replicas import BackPropagation, TorchReplica
-from thinwire.replicas.calls import takes_names
 
 WARM_UP = 3
 MOST_SHAPES = 4
@@ -31,7 +30,7 @@ class _Batch(NamedTuple):
 def capturable(replica: TorchReplica) -> bool:
     """Whether a replica's pass is the same each time: no search, no chains that are kept, no branches by name."""
     plain = type(replica.spec.algorithm) is BackPropagation and not replica.searches
-    return plain and replica.device.type == "cuda" and not takes_names(replica.module)
+    return plain and replica.device.type == "cuda" and replica.is_plain
 
 
 class Graphs:

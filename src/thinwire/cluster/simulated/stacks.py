@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from thinwire.cluster.simulated.graphs import attributes_of, untouched
 from thinwire.parameters import FlatParameters
 from thinwire.replicas import BackPropagation, TorchReplica
-from thinwire.replicas.calls import takes_names
 
 
 def stackable(replica: TorchReplica) -> bool:
@@ -26,7 +25,7 @@ def stackable(replica: TorchReplica) -> bool:
     return (
         plain
         and not replica.searches
-        and not takes_names(replica.module)
+        and replica.is_plain
         and replica.device.type == "cpu"
         and not any(isinstance(m, kinds) for m in replica.module.modules())
     )
