@@ -139,9 +139,8 @@ def test_a_scale_grows_after_many_steps_without_an_overflow_and_not_for_ever() -
 
 @pytest.mark.processes
 def test_a_compiled_network_does_what_it_does_uncompiled() -> None:
-    cluster = tw.Local(workers=2)
-    plain = fit(cluster=cluster, strategy=tw.Synchronous(), validation=0.2)
-    found = fit(cluster=cluster, strategy=tw.Synchronous(), validation=0.2, compile=True)
+    asked: dict[str, Any] = {"cluster": tw.Local(workers=1), "strategy": tw.Synchronous(), "steps": 4}
+    plain, found = fit(**asked, validation=0.2), fit(**asked, validation=0.2, compile=True)
     torch.testing.assert_close(vector(found), vector(plain), rtol=1e-3, atol=1e-4)
     assert set(found.model.state_dict()) == set(net().state_dict())
 
