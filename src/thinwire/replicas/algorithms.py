@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,12 @@ class Algorithm(ABC):
             objective: the loss that the user named.
             memory: of this worker: "steps" counts those taken; tensors put there go into its checkpoints.
         """
+
+    def evaluate(
+        self, module: nn.Module, values: Mapping[str, Tensor], batch: Any
+    ) -> dict[str, tuple[float, float]] | None:
+        """Sums and counts by name of a validation batch under other values; None leaves it to loss and metrics."""
+        return None
 
     def weight_of(self, batch: Any) -> float:
         """What a batch's loss is a mean over, and so what its gradient counts by beside those of other workers."""
@@ -90,6 +97,3 @@ class ContrastiveDivergence(Algorithm):
         if last and self.stage_steps is None:
             raise ConfigError(f"this network has {last + 1} stages; say how long each is learnt: stage_steps=…")
         return min(last, int(memory["steps"]) // self.stage_steps) if self.stage_steps else 0
-
-
-ALGORITHMS = {kind.name: kind for kind in (BackPropagation, ContrastiveDivergence)}

@@ -68,7 +68,8 @@ def accuracy(output: Any, label: Tensor) -> Tensor:
         if label.shape == output.shape:
             label = label.argmax(1)
         return _rows((output.argmax(1) == label).float())
-    return ((output.reshape(label.shape) > 0) == (label > 0.5)).float()
+    found: Tensor = ((output.reshape(label.shape) > 0) == (label > 0.5)).float()
+    return found
 
 
 METRICS: dict[str, Metric] = {

@@ -166,7 +166,9 @@ class TorchReplica:
         Raises:
             ConfigError: It is no optimizer, or one of other parameters.
         """
-        return optimizer_of(factory, list(self.module.parameters()), self.device)
+        own = getattr(factory, "of_module", None)
+        made = factory if own is None else lambda _: cast(torch.optim.Optimizer, own(self.module))
+        return optimizer_of(made, list(self.module.parameters()), self.device)
 
     # -- stepping ---------------------------------------------------------------------------------------------------
 
@@ -338,9 +340,15 @@ class TorchReplica:
             with torch.no_grad():
                 for batch in batches:
                     with self.autocast():
-                        given, named = arguments(self.network, batch)
-                        output = torch.func.functional_call(self.module, names, given, named)
-                    self._measure(batch, output, sums, weights)
+                        own = self.spec.algorithm.evaluate(self.module, names, batch)
+                        if own is None:
+                            given, named = arguments(self.network, batch)
+                            output = torch.func.functional_call(self.module, names, given, named)
+                    if own is None:
+                        self._measure(batch, output, sums, weights)
+                    for name, (total, counted) in (own or {}).items():
+                        sums[name] = sums.get(name, 0.0) + total
+                        weights[name] = weights.get(name, 0.0) + counted
                     rows += batch.num_rows
         finally:
             self.module.train(training)

@@ -23,8 +23,7 @@ from thinwire.errors import ConfigError, nearest
 from thinwire.models import imported, model_by_name
 from thinwire.placement import Pipeline, Placement, Planned, TensorParallel, Whole
 from thinwire.protocol.deadlines import Deadlines
-from thinwire.replicas import Algorithm
-from thinwire.replicas.algorithms import ALGORITHMS
+from thinwire.replicas import ALGORITHMS, Algorithm
 from thinwire.replicas.keras import is_keras
 from thinwire.replicas.objectives import LOSSES, OWN, NamedOptimizer, NamedScheduler, metrics_of
 from thinwire.rules.compression import codec as codec_by_name

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,7 +20,10 @@ from thinwire.placement import Pipeline, Placement, Whole
 from thinwire.replicas import Algorithm, BackPropagation, ContrastiveDivergence, TrainSpec
 from thinwire.replicas.calls import takes_names
 from thinwire.replicas.labels import labels_of
+from thinwire.replicas.lightning import OwnOptimizer, TrainingStep, configured, is_at_hand, is_lightning, own_scheduler
 from thinwire.replicas.objectives import OWN, Metric, NamedOptimizer, NamedScheduler
+from thinwire.replicas.torch import build_module
+from thinwire.run.arguments import RATE
 from thinwire.run.trial import Trial
 from thinwire.strategies import Measured, Served, Strategy, name_of
 
@@ -87,6 +91,45 @@ def objective_for(algorithm: Algorithm | None, loss: Any, metrics: Any, *, own: 
         gap = {"free_energy_gap": free_energy_gap} if metrics is None else metrics
         return reconstruction_error, gap
     return (OWN if own else "cross_entropy") if loss is None else loss, metrics
+
+
+class Stepping(NamedTuple):
+    """How a run's replicas step."""
+
+    algorithm: Algorithm | None
+    optimizer: Any
+    scheduler: Any
+    every: Any
+
+
+def stepping_for(model: Any, asked: Stepping, *, seed: int, weight: str | None, compiled: bool) -> Stepping:
+    """How replicas step: where the network is a LightningModule, and nothing else is asked for, as it says itself.
+
+    Args:
+        model: the network, its class, or what makes it.
+        asked: what `fit` was given; no algorithm means the network's own.
+        seed: under which it is made.
+        weight: the column of row weights.
+        compiled: whether forward passes are to be compiled.
+    """
+    made = model
+    if asked.algorithm is None and not isinstance(model, nn.Module) and model not in ZOO.values() and is_at_hand():
+        with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]):  # which workers will tell
+            made = build_module(model, seed)
+    given = asked.algorithm or (TrainingStep() if is_lightning(made) else BackPropagation())
+    if not isinstance(given, TrainingStep):
+        return asked._replace(algorithm=given)
+    if weight is not None or compiled:
+        key = f"weight = {weight!r}" if weight is not None else "compile = True"
+        raise ConfigError(f"{key} has no effect on a training_step, which computes its own loss; leave it out")
+    named = asked.optimizer
+    if not (isinstance(named, NamedOptimizer) and (named.name, named.settings) == ("sgd", {"lr": RATE})):
+        return asked._replace(algorithm=given)
+    with torch.random.fork_rng(devices=[]):
+        found = configured(build_module(made, seed))
+    if asked.scheduler is not None or found.scheduler is None:
+        return Stepping(given, OwnOptimizer(), asked.scheduler, asked.every)
+    return Stepping(given, OwnOptimizer(), own_scheduler, found.every)
 
 
 def may_take_names(model: Any) -> bool:

@@ -30,7 +30,7 @@ from thinwire.errors import CheckpointError, ConfigError, Interrupted, LostWorke
 from thinwire.models import model_by_name
 from thinwire.placement import Placement, Whole, refuse_unreadable
 from thinwire.protocol.deadlines import Deadlines
-from thinwire.replicas import Algorithm, BackPropagation, TrainSpec
+from thinwire.replicas import Algorithm, TrainingStep, TrainSpec
 from thinwire.replicas.keras import KerasModule, is_keras
 from thinwire.replicas.labels import labels_of
 from thinwire.replicas.metrics import computed
@@ -44,6 +44,7 @@ from thinwire.replicas.objectives import (
 )
 from thinwire.run.arguments import checks_arguments
 from thinwire.run.checks import (
+    Stepping,
     carrier_for,
     columns_for,
     may_take_names,
@@ -52,6 +53,7 @@ from thinwire.run.checks import (
     placement_for,
     refuse_impossible,
     refuse_unvalidated,
+    stepping_for,
     target_for,
     wanted_for,
 )
@@ -209,13 +211,19 @@ def fit(
     network = factory
     if where.in_process and isinstance(factory, nn.Module):
         factory = functools.partial(copy.deepcopy, factory)  # threads must not train one module together
-    method: Any = algorithm or BackPropagation()
-    loss, metrics = objective_for(
-        method, loss, metrics, own=label is None or (label in (inputs or ()) and may_take_names(factory))
+    method: Any
+    moves: Any
+    method, optimizer, moves, scheduler_every = stepping_for(
+        network,
+        Stepping(cast("Algorithm | None", algorithm), optimizer, scheduler, scheduler_every),
+        seed=seed,
+        weight=weight,
+        compiled=compile,
     )
+    unlabelled = label is None or (label in (inputs or ()) and may_take_names(network))
+    loss, metrics = objective_for(method, loss, metrics, own=unlabelled or isinstance(method, TrainingStep))
     if epochs is None and steps is None and until is None:
         epochs = 1
-    moves: Any = scheduler
     if isinstance(moves, NamedScheduler):
         scheduler_every = moves.every or scheduler_every  # type: ignore[assignment]
         moves = moves.over(epochs if scheduler_every == "epoch" else steps)

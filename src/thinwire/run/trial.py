@@ -34,6 +34,7 @@ from thinwire.replicas import BackPropagation, TrainSpec
 from thinwire.replicas.calls import called, scores
 from thinwire.replicas.frozen import base_digest
 from thinwire.replicas.labels import WrongLabels
+from thinwire.replicas.lightning import own_scheduler
 from thinwire.replicas.metrics import computed, measure
 from thinwire.replicas.objectives import OWN, Objective, metrics_of
 from thinwire.replicas.torch import build_module
@@ -272,7 +273,9 @@ class Trial:
 
     def _stepped(self, module: nn.Module) -> None:
         """Tries what makes the optimizer, and what makes the scheduler."""
-        made = _called("optimizer", self.spec.optimizer, module.parameters(), "the model's parameters")
+        own = getattr(self.spec.optimizer, "of_module", None)
+        make, given = (self.spec.optimizer, module.parameters()) if own is None else (own, module)
+        made = _called("optimizer", make, given, "the model's parameters")
         if not isinstance(made, torch.optim.Optimizer):
             raise ConfigError(
                 f"optimizer gave {_kind(made)}; it must return a torch optimizer: "
@@ -281,6 +284,8 @@ class Trial:
         if self.spec.scheduler is None:
             return
         moved = _called("scheduler", self.spec.scheduler, made, "the optimizer")
+        if moved is None and self.spec.scheduler is own_scheduler:
+            return
         if not all(callable(getattr(moved, name, None)) for name in ("step", "state_dict", "load_state_dict")):
             raise ConfigError(
                 f"scheduler gave {_kind(moved)}; it must return a learning-rate scheduler: "
