@@ -126,7 +126,13 @@ def test_the_code_of_a_page_runs_as_one_program(page: str, tmp_path: Path) -> No
 def test_code_of_other_libraries_is_at_least_python() -> None:
     """Blocks marked `py` are of libraries that cannot be installed here."""
     marked = {page: code_blocks(page, "py") for page in sorted(DOCS.rglob("*.md"))}
-    assert [page.stem for page in marked if marked[page]] == ["elephas", "horovod", "sparktorch"]
+    assert [page.stem for page in marked if marked[page]] == [
+        "elephas",
+        "horovod",
+        "hugging-face",
+        "lightning",
+        "sparktorch",
+    ]
     for page, blocks in marked.items():
         for block in blocks:
             names = {alias.split(".")[0] for alias in imported(ast.parse(block))}

@@ -73,8 +73,7 @@ def configured(module: Any) -> Configured:
     Raises:
         ConfigError: It is not one optimizer, with one scheduler at most.
     """
-    given = module.configure_optimizers()
-    given = given or ()
+    given: Any = module.configure_optimizers() or ()
     if isinstance(given, Mapping):
         given = given.get("optimizer"), given.get("lr_scheduler")
     elif isinstance(given, torch.optim.Optimizer):
@@ -83,7 +82,7 @@ def configured(module: Any) -> Configured:
     if isinstance(schedulers, torch.optim.Optimizer):
         optimizers, schedulers = given, None
     optimizer, scheduler = _single(optimizers, "optimizers"), _single(schedulers, "schedulers")
-    if isinstance(optimizer, dict):
+    if isinstance(optimizer, Mapping):
         optimizer, scheduler = optimizer.get("optimizer"), optimizer.get("lr_scheduler")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(

@@ -71,7 +71,7 @@ from thinwire.worker.plan import WorkerPlan
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """What `fit` gives back.
 
@@ -84,6 +84,17 @@ class Result:
     model: nn.Module
     history: list[dict[str, Any]]
     summary: dict[str, Any]
+
+    def __repr__(self) -> str:
+        """One line: the network, how the run ended, and its last numbers."""
+        told = [f"{type(self.model).__name__} of {sum(p.numel() for p in self.model.parameters()):,} parameters"]
+        for name in ("epochs", "steps", "train_loss", "val_loss", "val_accuracy"):
+            value = self.summary.get(name)
+            if value is not None:
+                told.append(f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}")
+        if not self.summary.get("complete", True):
+            told.append("not complete")
+        return f"Result({', '.join(told)})"
 
     def frame(self, spark: Any = None) -> Any:
         """The history as a pandas DataFrame, or as one of the Spark session that is given."""
