@@ -178,7 +178,7 @@ class MLflow(Tracker):
         uri: of the tracking server or a folder; what MLflow is set to unless given.
         name: of the run.
         model: whether to keep the trained module with the run, in the PyTorch flavour.
-        example: an array of a few rows, as the module takes them; kept beside the model with the signature that they give,
+        example: an array of a few rows, as the module takes them, kept beside the model with the signature of it,
             which `mlflow.pyfunc.spark_udf` and model servers go by.
         registered: the name to register the model under, as a new version.
     """

@@ -127,10 +127,10 @@ def test_code_of_other_libraries_is_at_least_python() -> None:
     """Blocks marked `py` are of libraries that cannot be installed here."""
     marked = {page: code_blocks(page, "py") for page in sorted(DOCS.rglob("*.md"))}
     assert [page.stem for page in marked if marked[page]] == [
-        "elephas",
-        "horovod",
         "hugging-face",
         "lightning",
+        "elephas",
+        "horovod",
         "sparktorch",
     ]
     for page, blocks in marked.items():

@@ -81,9 +81,10 @@ def configured(module: Any) -> Configured:
     optimizers, schedulers = given if isinstance(given, Sequence) and len(given) == 2 else (given, None)
     if isinstance(schedulers, torch.optim.Optimizer):
         optimizers, schedulers = given, None
-    optimizer, scheduler = _single(optimizers, "optimizers"), _single(schedulers, "schedulers")
+    optimizer: Any = _single(optimizers, "optimizers")
+    scheduler: Any = _single(schedulers, "schedulers")
     if isinstance(optimizer, Mapping):
-        optimizer, scheduler = optimizer.get("optimizer"), optimizer.get("lr_scheduler")
+        scheduler, optimizer = optimizer.get("lr_scheduler"), optimizer.get("optimizer")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(
             f"configure_optimizers of {type(module).__name__} gives {type(optimizer).__name__}; it must give one torch "
