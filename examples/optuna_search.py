@@ -1,7 +1,7 @@
 """Searches for a learning rate with Optuna, several trials at a time on one Spark cluster.
 
-The cluster's slots are shared out: SLOTS // WORKERS trials run side by side, each a job of WORKERS tasks. A trial that is
-behind the others at its evaluations is ended early, and its slots are free for the next one. Optuna needs
+The cluster's slots are shared out: SLOTS // WORKERS trials run side by side, each a job of WORKERS tasks. A trial that
+is behind the others at its evaluations is ended early, and its slots are free for the next one. Install Optuna first:
 `pip install optuna`.
 """
 

@@ -132,6 +132,7 @@ def test_code_of_other_libraries_is_at_least_python() -> None:
         "elephas",
         "horovod",
         "sparktorch",
+        "watch",
     ]
     for page, blocks in marked.items():
         for block in blocks:
