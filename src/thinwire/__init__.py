@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from thinwire.cluster.simulated import Fault, Simulated
     from thinwire.cluster.spark import Spark
     from thinwire.coordinator.stopping import EarlyStopping
+    from thinwire.data.tokens import Collate, Tokenize
     from thinwire.placement.kinds import Pipeline, Planned, TensorParallel, Whole
     from thinwire.protocol.deadlines import Deadlines
     from thinwire.replicas import Algorithm, BackPropagation, ConjugateGradient, ContrastiveDivergence
@@ -34,6 +35,7 @@ _HOMES = {
     "Algorithm": "thinwire.replicas",
     "Auto": "thinwire.strategies",
     "BackPropagation": "thinwire.replicas",
+    "Collate": "thinwire.data.tokens",
     "ConjugateGradient": "thinwire.replicas",
     "ContrastiveDivergence": "thinwire.replicas",
     "DeepSpark": "thinwire.strategies",
@@ -55,6 +57,7 @@ _HOMES = {
     "SparkNet": "thinwire.strategies",
     "Strategy": "thinwire.strategies",
     "Synchronous": "thinwire.strategies",
+    "Tokenize": "thinwire.data.tokens",
     "TensorParallel": "thinwire.placement.kinds",
     "Whole": "thinwire.placement.kinds",
     "__version__": "thinwire.version",
@@ -68,6 +71,7 @@ __all__ = [
     "Algorithm",
     "Auto",
     "BackPropagation",
+    "Collate",
     "ConjugateGradient",
     "ContrastiveDivergence",
     "Deadlines",
@@ -91,6 +95,7 @@ __all__ = [
     "Strategy",
     "Synchronous",
     "TensorParallel",
+    "Tokenize",
     "Whole",
     "__version__",
     "fit",

@@ -64,6 +64,8 @@ class FlatParameters:
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         _check(named)
         self.names = tuple(name for name, _ in named)
+        self.narrow = {name: p.dtype for name, p in named if p.dtype != torch.float32}
+        """What parameters were made as that are float32 here, and must be rounded for a forward pass."""
         self.tensors: tuple[nn.Parameter, ...] = tuple(p for _, p in named)
         offsets, end = [], 0
         for parameter in self.tensors:
@@ -190,10 +192,10 @@ def _check(named: Sequence[tuple[str, nn.Parameter]]) -> None:
     for name, parameter in named:
         if isinstance(parameter, UninitializedParameter):
             raise ConfigError(f"parameter {name!r} is lazy and has no shape yet; run one batch through the model first")
-        if parameter.dtype != torch.float32:
+        if parameter.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise ConfigError(
-                f"parameter {name!r} is {parameter.dtype}; trainable parameters are float32: "
-                "keep them so and use precision='bfloat16' for half-width arithmetic"
+                f"parameter {name!r} is {parameter.dtype}; trainable parameters are float32, bfloat16 or "
+                "float16: convert it, as by model.float()"
             )
     devices = {str(p.device) for _, p in named}
     if len(devices) > 1:

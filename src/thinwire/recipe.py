@@ -36,7 +36,7 @@ class DataSection:
     label: str | None = "label"
     weight: str | None = None
     validation: float | int | str | None = None
-    transform: str | None = None
+    transform: str | dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +55,8 @@ class TrainSection:
     clip_norm: float | int | None = None
     on_nonfinite: str = "drop"
     precision: str = "float32"
+    accumulate: int = 1
+    compile: bool = False
     device: str = "auto"
     evaluate_every: int | None = None
     stop: dict[str, Any] | None = None

@@ -18,10 +18,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from thinwire.dashboard.event_reducer import EventReducer
 from thinwire.dashboard.server import as_dict
 from thinwire.errors import ConfigError
 from thinwire.events import Evaluated, Event, Progressed, RunEnded, RunStarted, WorkerLost
+from thinwire.replicas.calls import scores
 
 if TYPE_CHECKING:
     from thinwire.run.session import Result
@@ -175,13 +178,26 @@ class MLflow(Tracker):
         uri: of the tracking server or a folder; what MLflow is set to unless given.
         name: of the run.
         model: whether to keep the trained module with the run, in the PyTorch flavour.
+        example: an array of a few rows, as the module takes them, kept beside the model with the signature of it,
+            which `mlflow.pyfunc.spark_udf` and model servers go by.
+        registered: the name to register the model under, as a new version.
     """
 
     def __init__(
-        self, experiment: str | None = None, *, uri: str | None = None, name: str | None = None, model: bool = True
+        self,
+        experiment: str | None = None,
+        *,
+        uri: str | None = None,
+        name: str | None = None,
+        model: bool = True,
+        example: Any = None,
+        registered: str | None = None,
     ) -> None:
         super().__init__()
         _needs("mlflow", "mlflow")
+        if not model and (example is not None or registered is not None):
+            raise ConfigError("MLflow(model=False) keeps no model; leave out example and registered, or keep the model")
+        self._example, self._registered = None if example is None else _as_rows(example), registered
         self._uri, self._name, self._keeps, self._experiment = uri, name, model, experiment
         self._client: Any = None
         self.run_id: str | None = None
@@ -219,6 +235,18 @@ class MLflow(Tracker):
             self.run_id, "FINISHED" if summary.get("complete") else "KILLED" if summary else "FAILED"
         )
 
+    def _described(self, module: Any) -> dict[str, Any]:
+        """What is kept beside the module: rows, the signature that they give, and the name it is known by."""
+        told: dict[str, Any] = {} if self._registered is None else {"registered_model_name": self._registered}
+        if self._example is None:
+            return told
+        import torch
+        from mlflow.models import infer_signature
+
+        with torch.no_grad():
+            output = scores(module(torch.from_numpy(self._example)))
+        return told | {"signature": infer_signature(self._example, output.numpy()), "input_example": self._example}
+
     def keep(self, result: Result) -> None:
         """Keeps the module: `mlflow.pytorch.load_model(f"runs:/{run_id}/model")` brings it back."""
         if not self._keeps or self.run_id is None:
@@ -230,9 +258,21 @@ class MLflow(Tracker):
             if self._uri is not None:
                 mlflow.set_tracking_uri(self._uri)
             with mlflow.start_run(run_id=self.run_id, nested=True):
-                mlflow.pytorch.log_model(result.model, name="model", **_as_code(mlflow.pytorch.log_model))
+                told = _as_code(mlflow.pytorch.log_model) | self._described(result.model)
+                mlflow.pytorch.log_model(result.model, name="model", **told)
         finally:
             mlflow.set_tracking_uri(before)
+
+
+def _as_rows(example: Any) -> Any:
+    """Rows as an array, of at least one row."""
+    rows = example.numpy() if hasattr(example, "numpy") else np.asarray(example)
+    if rows.dtype == object or rows.ndim < 1 or not len(rows):
+        raise ConfigError(
+            f"MLflow.example is a {type(example).__name__} of {rows.dtype} in the shape {rows.shape}; give an array "
+            "of a few rows, as the module takes them"
+        )
+    return rows.astype(np.float32) if rows.dtype == np.float64 else rows
 
 
 def _as_code(log_model: Any) -> dict[str, str]:

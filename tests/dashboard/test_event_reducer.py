@@ -224,3 +224,67 @@ def test_prometheus_gets_every_counter() -> None:
     assert any(line.startswith("thinwire_worker_loss{") for line in lines)
     assert 'thinwire_metric{run="a\\"b\\n",name="val_accuracy"} 0.2' in lines
     assert all(text.count(f"# TYPE {name} ") == 1 for name in {line.split("{")[0] for line in lines})
+
+
+def test_a_line_that_is_repeated_is_one_line_with_its_number() -> None:
+    story, reader = EventReducer(), Reader()
+    stalled = {"kind": "round_stalled", "worker": 1, "waited_for": [2]}
+    for second in range(500):
+        story.feed(stalled | {"time": float(second)})
+        story.feed(stalled | {"time": float(second), "worker": 0})
+        if second == 3:
+            first = reader.news(story)
+    assert [(mark["worker"], mark["times"]) for mark in story.marks] == [(1, 500), (0, 500)]
+    assert story.marks[0]["t"] == 499.0
+    second_news = reader.news(story)
+    assert first is not None
+    assert second_news is not None
+    assert [mark["id"] for mark in first["marks"]] == [mark["id"] for mark in second_news["marks"]], (
+        "it takes its place"
+    )
+
+
+def test_losses_that_read_alike_stay_apart() -> None:
+    story = EventReducer()
+    for second in range(3):
+        story.feed({"kind": "worker_joined", "worker": 0, "host": "a", "attempt": second, "time": second + 0.0})
+        story.feed({"kind": "worker_lost", "worker": 0, "reason": "killed", "time": second + 0.5})
+    assert [mark["t"] for mark in story.marks if mark["kind"] == "lost"] == [0.5, 1.5, 2.5]
+
+
+def test_start_up_is_no_part_of_rows_a_second_or_of_the_timeline() -> None:
+    story = EventReducer()
+    story.feed({"kind": "run_started", "workers": 1, "strategy": "relay", "time": 0.0})
+    story.feed({"kind": "worker_joined", "worker": 0, "host": "a", "attempt": 0, "time": 50.0})
+    story.feed({"kind": "generation_formed", "generation": 1, "members": [0], "time": 60.0})
+    for second in range(1, 11):
+        story.feed(
+            {
+                "kind": "progressed",
+                "worker": 0,
+                "attempt": 0,
+                "steps": second,
+                "rows": 100 * second,
+                "time": 60.0 + second,
+            }
+        )
+    story.feed({"kind": "generation_formed", "generation": 2, "members": [0], "time": 70.5})
+    story.feed({"kind": "run_ended", "reason": "done", "summary": {}, "time": 500.0})
+    assert story.head["stepping"] == 60.0
+    assert story.head["rows_per_s"] == pytest.approx(100.0)
+
+
+def test_rows_of_a_first_report_of_unknown_length_are_not_counted_over_no_time() -> None:
+    story = EventReducer()
+    for second in range(1, 5):
+        story.feed(
+            {
+                "kind": "progressed",
+                "worker": 0,
+                "attempt": 0,
+                "steps": second,
+                "rows": 100 * second,
+                "time": float(second),
+            }
+        )
+    assert story.head["rows_per_s"] == pytest.approx(100.0)

@@ -438,3 +438,15 @@ def _as_another_version() -> Any:
 def test_a_worker_process_of_another_protocol_ends_the_run_by_name() -> None:
     with pytest.raises(ProtocolError, match=r"worker \d on .* runs thinwire 9\.9\.9, whose protocol is 99; the driver"):
         tw.fit(OfAnotherVersion(), "digits", inputs=["pixels"], epochs=1, progress=False)
+
+
+def test_a_result_is_shown_in_one_line() -> None:
+    found = tw.fit("mlp", "digits", steps=5, validation=0.2, cluster=tw.Simulated(workers=2), progress=False)
+    shown = repr(found)
+    assert "\n" not in shown
+    assert len(shown) < 200
+    assert shown.startswith("Result(")
+    assert f"val_accuracy={found.summary['val_accuracy']:.4g}" in shown
+    assert f"{sum(p.numel() for p in found.model.parameters()):,} parameters" in shown
+    assert "steps=5" in shown
+    assert "not complete" not in shown

@@ -25,7 +25,10 @@ EXAMPLES = (
     pytest.param("sql_to_table.py", marks=pytest.mark.long),
     pytest.param("stream.py", marks=pytest.mark.long),
     pytest.param("sparknet_by_hand.py", marks=pytest.mark.long),
+    pytest.param("optuna_search.py", marks=pytest.mark.long),
 )
+NEEDS = {"optuna_search.py": "optuna"}
+"""Packages of examples that no extra brings."""
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -35,4 +38,6 @@ def test_the_code_of_a_page_runs_as_one_program(unstopped: Any, page: str, tmp_p
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs_and_prints_something(unstopped: Any, name: str, tmp_path: Path) -> None:
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name], reason=f"{NEEDS[name]} is not installed")
     assert len(example_here(name, folder=tmp_path).split()) > 3

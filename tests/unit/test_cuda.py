@@ -89,3 +89,55 @@ def test_a_replica_s_state_goes_through_the_host_and_back() -> None:
         replica.vector.zero_()
     replica.load(tree)
     assert torch.equal(replica.vector.cpu(), tree["vector"])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"precision": "float16"}, {"accumulate": 3}, {"precision": "float16", "accumulate": 2}, {"compile": True}],
+    ids=str,
+)
+def test_float16_pieces_and_compiled_passes_train_on_a_gpu(given: dict[str, Any]) -> None:
+    result = tw.fit(
+        cnn8,
+        "digits",
+        inputs=["pixels"],
+        optimizer=momentum_sgd,
+        cluster=tw.Local(workers=1, processes=False),
+        epochs=10,
+        batch_size=32,
+        validation=0.2,
+        progress=False,
+        **given,
+    )
+    assert result.summary["val_accuracy"] > 0.9
+    assert not result.summary["nonfinite"]
+
+
+def test_a_float16_overflow_on_a_gpu_is_computed_again_with_half_the_scale() -> None:
+    from thinwire.replicas.widths import FIRST_SCALE, Scale
+
+    def steep(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return 1000.0 * torch.nn.functional.cross_entropy(output, label)
+
+    replica = TorchReplica(cnn8, TrainSpec(loss=steep, optimizer=momentum_sgd, precision="float16", device="cuda"))
+    from thinwire.data import Batch, Position
+
+    batch = Batch((torch.rand(16, 1, 8, 8).cuda(),), (torch.arange(16) % 10).cuda(), None, 16, Position())
+    replica.gradient(batch)
+    assert Scale(replica._memory).value < FIRST_SCALE
+    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in replica.parameters.tensors)
+
+
+def test_a_bfloat16_network_trains_on_a_gpu() -> None:
+    result = tw.fit(
+        lambda: cnn8().to(torch.bfloat16),
+        "digits",
+        inputs=["pixels"],
+        optimizer=momentum_sgd,
+        cluster=tw.Local(workers=1, processes=False),
+        epochs=10,
+        validation=0.2,
+        progress=False,
+    )
+    assert result.summary["val_accuracy"] > 0.9
+    assert {p.dtype for p in result.model.parameters()} == {torch.bfloat16}

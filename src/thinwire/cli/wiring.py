@@ -33,9 +33,11 @@ KEYS = {
 } | {
     name: f"train.{name}"
     for name in (
+        "accumulate",
         "algorithm",
         "batch_size",
         "clip_norm",
+        "compile",
         "device",
         "epochs",
         "evaluate_every",
@@ -95,6 +97,8 @@ def run(
         "clip_norm": train.clip_norm,
         "on_nonfinite": train.on_nonfinite,
         "precision": train.precision,
+        "accumulate": train.accumulate,
+        "compile": train.compile,
         "device": train.device,
         "checkpoint_every": recipe.run.checkpoint_every,
         "out": folder,

@@ -17,6 +17,8 @@ LONGEST, MOST_ENTRIES, MOST_LEVELS = 400, 1024, 4
 """Characters of a text, entries of a table or list, and tables within tables, of what every open page is sent."""
 RARE = ("lost", "failed", "reborn", "resumed", "hurts", "ended")
 LANE_POINTS, MOST_COUNT = 360, 1 << 63
+FOLDED = 8
+"""Newest lines among which one that is repeated is looked for."""
 FRESH = 0.2
 """Weight of the newest round in what a fragment's staleness and period are said to be."""
 
@@ -78,6 +80,8 @@ class EventReducer:
         self._sums = {"rows": 0.0, "sent": 0.0, "received": 0.0, "stepped": 0.0, "alive": 0.0}
         self._before: dict[str, float] = {}
         self._losses: list[float] = []
+        self._untimed = 0.0
+        """Rows that were stepped before the time that rows a second are counted over."""
         self._ticked: float | None = None
         self._told_marks = 0
         self._shift = 0.0
@@ -146,7 +150,7 @@ class EventReducer:
 
     def _on_generation_formed(self, event: dict[str, Any], now: float) -> None:
         members = event.get("members", ())
-        self._show({"generation": event.get("generation")})
+        self._show({"generation": event.get("generation"), "stepping": self.head.get("stepping", now)})
         self._mark(now, "generation", f"generation {event.get('generation')}: {len(members)} workers")
 
     def _on_round_stalled(self, event: dict[str, Any], now: float) -> None:
@@ -180,6 +184,10 @@ class EventReducer:
             row.loss = float(event["loss"])
             self._losses.append(row.loss)
         row.lane.add(now, row.stepped, row.exchanged, row.waited)
+        if "stepping" not in self.head:  # a log without generations: what the first report has took an unknown time
+            self.head["stepping"], self._untimed = now, self._sums["rows"]
+        if now > self.head["stepping"]:
+            self.head["rows_per_s"] = (self._sums["rows"] - self._untimed) / (now - self.head["stepping"])
         self._tick(now)
 
     def _on_round_landed(self, event: dict[str, Any], now: float) -> None:
@@ -246,9 +254,18 @@ class EventReducer:
         return row
 
     def _mark(self, now: float, kind: str, text: str, worker: int | None = None) -> None:
+        """Adds a line; one that says what one of the newest said takes its place, and counts how often it came."""
         self._told_marks += 1
-        kept = self._deaths if kind in RARE else self._marks
-        kept.append({"n": self._told_marks, "t": now, "kind": kind, "text": text[:LONGEST], "worker": worker})
+        told = {"n": self._told_marks, "id": self._told_marks, "t": now, "kind": kind, "text": text[:LONGEST]}
+        told |= {"worker": worker, "times": 1}
+        if kind in RARE:
+            self._deaths.append(told)
+            return
+        for mark in list(self._marks)[-FOLDED:]:
+            if all(mark[name] == told[name] for name in ("kind", "text", "worker")):
+                told |= {"id": mark["id"], "times": mark["times"] + 1}
+                self._marks.remove(mark)
+        self._marks.append(told)
 
     def _show(self, told: dict[str, Any]) -> None:
         """Puts values at the head of the page, as much of each as a page shows."""

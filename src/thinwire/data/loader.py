@@ -19,13 +19,14 @@ Transform = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class Batch(NamedTuple):
-    """What one training step is given; `position` is that of this batch, not of the next."""
+    """What one training step is given; `position` is that of this batch, not of the next, `names` are of the inputs."""
 
     inputs: tuple[torch.Tensor, ...]
     label: torch.Tensor | None
     weight: torch.Tensor | None
     num_rows: int
     position: Position
+    names: tuple[str, ...] = ()
 
 
 @final
@@ -129,7 +130,7 @@ class Loader:
             inputs = tuple(map(self._put, inputs))
             label = None if label is None else self._put(label)
             weight = None if weight is None else self._put(weight)
-        return Batch(inputs, label, weight, len(rows), position)
+        return Batch(inputs, label, weight, len(rows), position, self._inputs)
 
     def _transformed(self, transform: Transform, given: dict[str, Any], num_rows: int) -> dict[str, torch.Tensor]:
         columns = transform(given)

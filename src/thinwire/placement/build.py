@@ -21,6 +21,7 @@ from thinwire.placement.portions import Portion, whole
 from thinwire.planning.graph import RECURRENT, Graph, Layer
 from thinwire.planning.planner import WAYS, turns
 from thinwire.planning.tracing import traced_of
+from thinwire.replicas.calls import takes_names
 
 REMEDY = "use layers that know their mode, such as nn.Dropout and nn.BatchNorm2d, instead of functions of self.training"
 Value = Callable[[Tensor], Tensor]
@@ -270,7 +271,11 @@ def refuse_unreadable(placement: Placement, model: nn.Module | Callable[[], nn.M
     with kept_generators():
         network, _ = network_of(model, seed)
         for each in network.modules():
-            if reason := getattr(each, "only_whole", ""):
+            if (
+                reason := "it is called by the names of columns"
+                if takes_names(each)
+                else getattr(each, "only_whole", "")
+            ):
                 raise ConfigError(f"{type(each).__name__} cannot be placed: {reason}; use placement=tw.Whole()")
         switched(network, inputs)
         (end,) = [node for node in traced_of(network, inputs).graph.nodes if node.op == "output"]

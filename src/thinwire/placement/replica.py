@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from thinwire.errors import ConfigError
 from thinwire.placement.buckets import buckets
 from thinwire.placement.build import build, switched
 from thinwire.placement.crew import Crew
@@ -92,6 +93,11 @@ class GroupReplica(TorchReplica, ABC):
     def _equip(self, spec: TrainSpec, worker: int, part: Part, whole: nn.Module) -> None:
         self._part, self._model = part, PartOptimizer(whole, part)
         self._outfit(spec, part, worker)
+        if self.parameters.narrow:
+            name, kind = next(iter(self.parameters.narrow.items()))
+            raise ConfigError(
+                f"parameter {name!r} is {kind}, and a placement trains float32: model.float(), or tw.Whole()"
+            )
         self._share = 1.0
         self._met = False
         self.spare: Any = None

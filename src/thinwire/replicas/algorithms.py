@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from thinwire.errors import ConfigError
+from thinwire.replicas.calls import called
 from thinwire.replicas.objectives import Objective
 from thinwire.values import check_fields, optional, truth, whole
 
@@ -32,6 +34,12 @@ class Algorithm(ABC):
             memory: of this worker: "steps" counts those taken; tensors put there go into its checkpoints.
         """
 
+    def evaluate(
+        self, module: nn.Module, values: Mapping[str, Tensor], batch: Any
+    ) -> dict[str, tuple[float, float]] | None:
+        """Sums and counts by name of a validation batch under other values; None leaves it to loss and metrics."""
+        return None
+
     def weight_of(self, batch: Any) -> float:
         """What a batch's loss is a mean over, and so what its gradient counts by beside those of other workers."""
         return float(batch.num_rows)
@@ -44,7 +52,7 @@ class BackPropagation(Algorithm):
     name = "back_propagation"
 
     def loss(self, module: nn.Module, batch: Any, objective: Objective, memory: Memory) -> tuple[Tensor, Tensor]:
-        found = objective.mean(module(*batch.inputs), batch.label, batch.weight)
+        found = objective.mean(called(module, batch), batch.label, batch.weight)
         return found, found
 
     def weight_of(self, batch: Any) -> float:
@@ -89,6 +97,3 @@ class ContrastiveDivergence(Algorithm):
         if last and self.stage_steps is None:
             raise ConfigError(f"this network has {last + 1} stages; say how long each is learnt: stage_steps=…")
         return min(last, int(memory["steps"]) // self.stage_steps) if self.stage_steps else 0
-
-
-ALGORITHMS = {kind.name: kind for kind in (BackPropagation, ContrastiveDivergence)}

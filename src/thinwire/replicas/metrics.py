@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import ConfigError
+from thinwire.replicas.calls import scores
 
 MOST_SUMS = 8192
 """Numbers that one metric may add up: they travel in a header."""
@@ -61,7 +62,7 @@ class _OfTorch:
     def sums(self, output: Any, label: Any) -> dict[str, Any]:
         fresh = copy.deepcopy(self.metric).cpu()
         fresh.reset()
-        fresh.update(output.cpu(), label.cpu())
+        fresh.update(scores(output).cpu(), label.cpu())
         return {name: getattr(fresh, name) for name in fresh._defaults}
 
     def compute(self, **sums: Tensor) -> Any:

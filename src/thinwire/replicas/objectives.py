@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import lr_scheduler
 
 from thinwire.errors import ConfigError, DataError, nearest
+from thinwire.replicas.calls import own_loss, scores
 from thinwire.replicas.labels import labels_of
 from thinwire.replicas.metrics import metric
 from thinwire.replicas.searches import ConjugateGradient
@@ -23,9 +24,10 @@ OptimizerFactory = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimize
 SchedulerFactory = Callable[[torch.optim.Optimizer], Any]
 
 
-def _rows(values: Tensor) -> Tensor:
+def _rows(values: Any) -> Tensor:
     """One number a row."""
-    return values if values.dim() <= 1 else values.flatten(1).mean(1)
+    found: Tensor = values if values.dim() <= 1 else values.flatten(1).mean(1)
+    return found
 
 
 def _like(output: Tensor, label: Tensor) -> Tensor:
@@ -42,6 +44,9 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "bce_with_logits": lambda o, y: _rows(F.binary_cross_entropy_with_logits(o, _like(o, y), reduction="none")),
 }
 
+OWN = "own"
+"""The name of the loss that the network itself computes, of labels that are among its inputs."""
+
 _WHOLE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cross_entropy": F.cross_entropy,
     "nll": F.nll_loss,
@@ -53,22 +58,24 @@ _WHOLE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 """The same means by torch's own fused reductions, so that training equals plain PyTorch bit for bit."""
 
 
-def accuracy(output: Tensor, label: Tensor) -> Tensor:
+def accuracy(output: Any, label: Tensor) -> Tensor:
     """1 where the largest output (or the sign of a single one) is the label, else 0; one number a row.
 
     A label of a probability for each class stands for the likeliest.
     """
+    output = scores(output)
     if output.dim() > 1 and output.shape[1] > 1:
         if label.shape == output.shape:
             label = label.argmax(1)
         return _rows((output.argmax(1) == label).float())
-    return ((output.reshape(label.shape) > 0) == (label > 0.5)).float()
+    found: Tensor = ((output.reshape(label.shape) > 0) == (label > 0.5)).float()
+    return found
 
 
 METRICS: dict[str, Metric] = {
     "accuracy": accuracy,
-    "mae": lambda o, y: _rows((o - _like(o, y)).abs()),
-    "mse": lambda o, y: _rows((o - _like(o, y)).square()),
+    "mae": lambda o, y: _rows((scores(o) - _like(scores(o), y)).abs()),
+    "mse": lambda o, y: _rows((scores(o) - _like(scores(o), y)).square()),
 }
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
@@ -86,10 +93,11 @@ class Objective:
     """A loss by name or as a callable of (output, label), as one number for training and one a row for evaluation."""
 
     def __init__(self, loss: str | Loss) -> None:
-        if isinstance(loss, str) and loss not in LOSSES:
-            raise ConfigError(f"train.loss = {loss!r} is not known. {nearest(loss, LOSSES)}")
+        if isinstance(loss, str) and loss not in (*LOSSES, OWN):
+            raise ConfigError(f"train.loss = {loss!r} is not known. {nearest(loss, (*LOSSES, OWN))}")
         self._loss = loss
         self._labels = labels_of(loss)
+        self._of_scores = isinstance(loss, str) or self._labels.kind != "any"
 
     def mean(self, output: Any, label: Tensor | None, weight: Tensor | None) -> Tensor:
         """The batch's loss; with weights, Σ w·l / Σ w."""
@@ -102,7 +110,7 @@ class Objective:
     def rows(self, output: Any, label: Tensor | None) -> Tensor:
         """One loss a row."""
         found = self._called(LOSSES, output, label)
-        if isinstance(self._loss, str):
+        if isinstance(self._loss, str) and self._loss != OWN:
             return found
         if found.dim() == 0:
             raise DataError(
@@ -113,7 +121,10 @@ class Objective:
 
     def _called(self, named: Mapping[str, Any], output: Any, label: Tensor | None) -> Tensor:
         """What the loss gives; a label of more classes than there are outputs is told of, where torch refuses it."""
+        if self._loss == OWN:
+            return _own(output)
         loss = named[self._loss] if isinstance(self._loss, str) else self._loss
+        output = scores(output) if self._of_scores else output
         try:
             found: Tensor = loss(output) if label is None else loss(output, label)
             if not isinstance(found, Tensor):
@@ -136,6 +147,17 @@ class Objective:
             rows = self.rows(output, label)
             return float((rows * weight).sum()), float(weight.sum())
         return float(self.mean(output, label, None)) * num_rows, float(num_rows)
+
+
+def _own(output: Any) -> Tensor:
+    found = own_loss(output)
+    if found is None:
+        raise ConfigError(
+            f"loss = {OWN!r} takes the loss that the network itself computes, and its output, of the type "
+            f"{type(output).__name__}, has none; give the labels among the inputs (inputs=[…, 'labels']), or a loss of "
+            "(output, label), or with label=None of the output alone"
+        )
+    return found
 
 
 def metrics_of(names: Iterable[str] | Mapping[str, Metric]) -> dict[str, Metric]:

@@ -9,7 +9,7 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from thinwire.errors import ConfigError
 from thinwire.parameters import Buffers, FlatParameters
 from thinwire.replicas.algorithms import Algorithm, BackPropagation, Memory
+from thinwire.replicas.calls import arguments, takes_names
 from thinwire.replicas.flaws import Flaw, flaw_of
 from thinwire.replicas.keras import KerasModule, is_keras
 from thinwire.replicas.metrics import measure
@@ -33,6 +34,7 @@ from thinwire.replicas.objectives import (
 from thinwire.replicas.owed import Owed
 from thinwire.replicas.schedules import Asked, begun, go_on, plain, position, resume
 from thinwire.replicas.searches import needs_closure, step_along
+from thinwire.replicas.widths import Narrowed, Scale, pieces_of, rounded, unscale
 from thinwire.rules.finite import is_finite
 
 
@@ -48,7 +50,9 @@ class TrainSpec:
         scheduler_every: whether the scheduler moves after each step or each epoch.
         metrics: names, or callables of (output, label) by name, measured on validation rows.
         clip_norm: largest norm of a gradient.
-        precision: "bfloat16" computes forward passes under autocast.
+        precision: "bfloat16" and "float16" compute forward passes under autocast, float16 with a scaled loss.
+        accumulate: pieces that a step's rows are computed in, one after the other.
+        compile: whether forward passes of training go through torch.compile.
         device: "cpu", "cuda", or "auto": CUDA where there is one.
         seed: of the model's first values, and with the worker's number of dropout and the like.
     """
@@ -60,7 +64,9 @@ class TrainSpec:
     scheduler_every: Literal["step", "epoch"] = "epoch"
     metrics: tuple[str, ...] | Mapping[str, Metric] = field(default_factory=tuple)
     clip_norm: float | None = None
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    accumulate: int = 1
+    compile: bool = False
     device: str = "auto"
     seed: int = 0
 
@@ -121,13 +127,34 @@ class TorchReplica:
         self._plateau = isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         self.steps = 0
         self.searches = needs_closure(self.optimizer)
+        if self.searches and (spec.accumulate > 1 or spec.precision == "float16"):
+            raise ConfigError(
+                f"{type(self.optimizer).__name__} evaluates the loss itself, over the whole batch and without a scale; "
+                "leave accumulate at 1 and precision at 'float32' or 'bfloat16', or use another optimizer"
+            )
         self._batch: Any = None
         self._fresh: Tensor | None = None
         self._memory: Memory = {}
         self.objective = Objective(spec.loss)
+        self.network = self._network(trained)
+        """What forward passes of training go through."""
         self._metrics = metrics_of(spec.metrics)
         self._owed = Owed(self.device)
         self._seed(worker)
+
+    def _network(self, trained: nn.Module) -> nn.Module:
+        found = Narrowed(trained, self.parameters.narrow) if self.parameters.narrow else trained
+        return cast(nn.Module, torch.compile(found)) if self.spec.compile else found
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a gradient is one pass through the module in float32 or under autocast, called in order."""
+        return (
+            self.network is self.module
+            and self.spec.accumulate == 1
+            and self.spec.precision != "float16"
+            and not takes_names(self.module)
+        )
 
     @property
     def vector(self) -> Tensor:
@@ -139,27 +166,56 @@ class TorchReplica:
         Raises:
             ConfigError: It is no optimizer, or one of other parameters.
         """
-        return optimizer_of(factory, list(self.module.parameters()), self.device)
+        own = getattr(factory, "of_module", None)
+        made = factory if own is None else lambda _: cast(torch.optim.Optimizer, own(self.module))
+        return optimizer_of(made, list(self.module.parameters()), self.device)
 
     # -- stepping ---------------------------------------------------------------------------------------------------
 
     def gradient(self, batch: Any) -> float:
         """Computes the gradient of a batch's mean loss, and returns that loss; none of a loss that is not finite."""
+        self._memory["steps"] = self.steps
+        if self.searches:
+            self._batch = batch
+        if self.spec.precision == "float16":
+            return self._scaled(batch)
+        value, shown = self._passes(batch, 1.0)
+        return self._owed.loss(self.steps + 1, shown) if value is None else value
+
+    def _passes(self, batch: Any, scale: float) -> tuple[float | None, Tensor]:
+        """Makes the gradients of a batch's loss times a scale, piece by piece; returns the loss, read on a CPU only."""
         for parameter in self.parameters.tensors:  # what zero_grad does, which takes 20 times as long to get there
             parameter.grad = None
-        self._memory["steps"] = self.steps
-        with self.autocast():
-            loss, shown = self.spec.algorithm.loss(self.module, batch, self.objective, self._memory)
-        self._refuse_thawed()
-        if self.searches:
-            self._batch, self._fresh = batch, loss.detach()
-        if self.device.type != "cpu":
-            self.backward(loss)
-            return self._owed.loss(self.steps + 1, shown.detach())
-        value = shown.item()
-        if math.isfinite(value):  # gradients may be on their way as soon as they are made
-            self.backward(loss)
-        return value
+        pieces = pieces_of(batch, self.spec.accumulate)
+        whole = self.spec.algorithm.weight_of(batch) if len(pieces) > 1 else 1.0
+        total: Tensor | None = None
+        for piece in pieces:
+            with self.autocast():
+                loss, shown = self.spec.algorithm.loss(self.network, piece, self.objective, self._memory)
+            self._refuse_thawed()
+            if self.searches:
+                self._fresh = loss.detach()
+            if len(pieces) > 1:
+                share = self.spec.algorithm.weight_of(piece) / whole if whole else 0.0
+                loss, shown = loss * share, shown * share
+            total = shown.detach() if total is None else total + shown.detach()
+            # gradients may be on their way as soon as they are made
+            if self.device.type != "cpu" or math.isfinite(total.item()):
+                self.backward(loss * scale if scale != 1.0 else loss)
+        assert total is not None
+        return (total.item() if self.device.type == "cpu" else None), total
+
+    def _scaled(self, batch: Any) -> float:
+        """The gradient of a loss that is scaled so that small gradients do not vanish in float16."""
+        scale = Scale(self._memory)
+        while True:
+            found = float(self._passes(batch, scale.value)[1])
+            gradients = [p.grad for p in self.parameters.tensors if p.grad is not None]
+            if unscale(gradients, scale.value):
+                scale.held()
+                return found
+            if not math.isfinite(found) or not scale.overflowed():
+                return found
 
     def _refuse_thawed(self) -> None:
         """Refuses a parameter that begins to learn in the middle of a run: workers do not exchange it."""
@@ -197,7 +253,7 @@ class TorchReplica:
         for parameter in self.parameters.tensors:
             parameter.grad = None
         with torch.enable_grad(), self.autocast():
-            loss, _ = self.spec.algorithm.loss(self.module, self._batch, self.objective, self._memory)
+            loss, _ = self.spec.algorithm.loss(self.network, self._batch, self.objective, self._memory)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
@@ -239,7 +295,7 @@ class TorchReplica:
         owed = self._owed.bad()
         if owed is not None:
             return Flaw("loss", 1, *owed)
-        if self.device.type == "cpu" or not math.isfinite(loss):
+        if self.device.type == "cpu" or self.spec.precision == "float16" or not math.isfinite(loss):
             return flaw_of(self.steps + 1, loss, self.parameters.tensors)
         return None
 
@@ -268,8 +324,8 @@ class TorchReplica:
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """What forward passes are made under."""
-        if self.spec.precision == "bfloat16":
-            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        if self.spec.precision != "float32":
+            return torch.autocast(self.device.type, dtype=getattr(torch, self.spec.precision))
         return contextlib.nullcontext()
 
     # -- evaluation -------------------------------------------------------------------------------------------------
@@ -283,13 +339,20 @@ class TorchReplica:
         rows = 0
         training = self.module.training
         self.module.eval()
-        names = self.parameters.named(model.to(self.device)) | buffers
+        names = rounded(self.parameters.named(model.to(self.device)), self.parameters.narrow) | buffers
         try:
             with torch.no_grad():
                 for batch in batches:
                     with self.autocast():
-                        output = torch.func.functional_call(self.module, names, batch.inputs)
-                    self._measure(batch, output, sums, weights)
+                        own = self.spec.algorithm.evaluate(self.module, names, batch)
+                        if own is None:
+                            given, named = arguments(self.network, batch)
+                            output = torch.func.functional_call(self.module, names, given, named)
+                    if own is None:
+                        self._measure(batch, output, sums, weights)
+                    for name, (total, counted) in (own or {}).items():
+                        sums[name] = sums.get(name, 0.0) + total
+                        weights[name] = weights.get(name, 0.0) + counted
                     rows += batch.num_rows
         finally:
             self.module.train(training)
@@ -315,22 +378,31 @@ class TorchReplica:
         for norm in norms:
             norm.reset_running_stats()
             norm.momentum = None
-        names = self.parameters.named(model.to(self.device))
+        names = rounded(self.parameters.named(model.to(self.device)), self.parameters.narrow)
         training = self.module.training
         self.module.train()
         with torch.no_grad():
             for batch in batches:
-                torch.func.functional_call(self.module, names, batch.inputs)
+                given, named = arguments(self.network, batch)
+                torch.func.functional_call(self.module, names, given, named)
         self.module.train(training)
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
 
     def state_of(self, model: Tensor, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The module's whole state_dict with a joint model's parameters and buffers in place of its own."""
-        state = {name: value.detach().cpu().clone() for name, value in self.module.state_dict().items()}
-        for name, value in (self.parameters.named(model) | buffers).items():
-            if name in state:
-                state[name] = value.detach().cpu().clone().reshape(state[name].shape)
+        """The module's state_dict with a joint model's parameters and buffers in place of its own, without the base."""
+        known, named = (
+            self.parameters.named(model) | buffers,
+            list(self.module.named_parameters(remove_duplicate=False)),
+        )
+        numbers = {id(p): name for name, p in zip(self.parameters.names, self.parameters.tensors, strict=True)}
+        known |= {alias: known[numbers[id(p)]] for alias, p in named if id(p) in numbers}  # of tied ones too
+        left_out = {alias for alias, p in named if id(p) not in numbers}
+        state = {}
+        for name, value in self.module.state_dict().items():
+            if name not in left_out:
+                found = known.get(name, value).to(self.parameters.narrow.get(name, value.dtype))
+                state[name] = found.detach().cpu().clone().reshape(value.shape)
         return state
 
     def pieces_of(self, state: dict[str, Any]) -> list[dict[str, Any]]:

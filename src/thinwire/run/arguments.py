@@ -18,14 +18,14 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from thinwire.coordinator.stopping import EarlyStopping, Target
+from thinwire.data.tokens import Collate, is_collator, transform_of
 from thinwire.errors import ConfigError, nearest
 from thinwire.models import imported, model_by_name
 from thinwire.placement import Pipeline, Placement, Planned, TensorParallel, Whole
 from thinwire.protocol.deadlines import Deadlines
-from thinwire.replicas import Algorithm
-from thinwire.replicas.algorithms import ALGORITHMS
+from thinwire.replicas import ALGORITHMS, Algorithm
 from thinwire.replicas.keras import is_keras
-from thinwire.replicas.objectives import LOSSES, NamedOptimizer, NamedScheduler, metrics_of
+from thinwire.replicas.objectives import LOSSES, OWN, NamedOptimizer, NamedScheduler, metrics_of
 from thinwire.rules.compression import codec as codec_by_name
 from thinwire.strategies import Strategy
 from thinwire.strategies import strategy as strategy_by_name
@@ -90,8 +90,8 @@ def _loss(key: str, given: Any) -> Any:
     if isinstance(given, str):
         if ":" in given:
             return imported(key, given)
-        if given not in LOSSES:
-            raise ConfigError(f"{key} = {given!r} is not known. {nearest(given, LOSSES)}")
+        if given not in (*LOSSES, OWN):
+            raise ConfigError(f"{key} = {given!r} is not known. {nearest(given, (*LOSSES, OWN))}")
         return given
     return function("a name such as 'cross_entropy', or a function of (output, label), such as nn.MSELoss()")(
         key, given
@@ -206,8 +206,14 @@ def _validation(key: str, given: Any) -> Any:
 def _transform(key: str, given: Any) -> Any:
     if isinstance(given, str):
         return imported(key, given)
-    if not callable(given):
-        raise refused(key, given, "a function from a batch's columns to a batch's columns")
+    if isinstance(given, Mapping):
+        return transform_of(key, given)
+    if is_collator(given):
+        return Collate(given)
+    if not callable(given) or isinstance(given, type):
+        raise refused(
+            key, given, "a function from a batch's columns to a batch's columns, or tw.Tokenize(tokenizer, 'text')"
+        )
     return given
 
 
@@ -279,7 +285,9 @@ ARGUMENTS: dict[str, Check] = {
     "callbacks": _callbacks,
     "clip_norm": optional(number(above=0)),
     "on_nonfinite": choice("drop", "stop"),
-    "precision": choice("float32", "bfloat16"),
+    "precision": choice("float32", "bfloat16", "float16"),
+    "accumulate": whole(1),
+    "compile": truth,
     "device": _device,
     "evaluate_every": optional(whole(1)),
     "checkpoint_every": optional(whole(1)),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -13,11 +14,16 @@ from thinwire.cluster.base import Site
 from thinwire.coordinator.stopping import TRAIN_LOSS, EarlyStopping, Target, refuse_unmeasured
 from thinwire.data.feeds import Wanted
 from thinwire.errors import ConfigError, DataError
+from thinwire.models import ZOO
 from thinwire.models.boltzmann import free_energy_gap, reconstruction_error
 from thinwire.placement import Pipeline, Placement, Whole
 from thinwire.replicas import Algorithm, BackPropagation, ContrastiveDivergence, TrainSpec
+from thinwire.replicas.calls import takes_names
 from thinwire.replicas.labels import labels_of
-from thinwire.replicas.objectives import Metric, NamedOptimizer, NamedScheduler
+from thinwire.replicas.lightning import OwnOptimizer, TrainingStep, configured, is_at_hand, is_lightning, own_scheduler
+from thinwire.replicas.objectives import OWN, Metric, NamedOptimizer, NamedScheduler
+from thinwire.replicas.torch import build_module
+from thinwire.run.arguments import RATE
 from thinwire.run.trial import Trial
 from thinwire.strategies import Measured, Served, Strategy, name_of
 
@@ -72,12 +78,63 @@ def metrics_for(given: Sequence[str] | Mapping[str, Metric] | None, loss: object
     return given
 
 
-def objective_for(algorithm: Algorithm | None, loss: Any, metrics: Any) -> tuple[Any, Any]:
-    """The loss and metrics that are meant; an algorithm without labels brings its own."""
+def objective_for(algorithm: Algorithm | None, loss: Any, metrics: Any, *, own: bool = False) -> tuple[Any, Any]:
+    """The loss and metrics that are meant; an algorithm without labels brings its own.
+
+    Args:
+        algorithm: how a gradient is found.
+        loss: what `fit` was given.
+        metrics: what `fit` was given.
+        own: whether the network's own loss is meant where none is given.
+    """
     if isinstance(algorithm, ContrastiveDivergence) and loss is None:
         gap = {"free_energy_gap": free_energy_gap} if metrics is None else metrics
         return reconstruction_error, gap
-    return ("cross_entropy" if loss is None else loss), metrics
+    return (OWN if own else "cross_entropy") if loss is None else loss, metrics
+
+
+class Stepping(NamedTuple):
+    """How a run's replicas step."""
+
+    algorithm: Algorithm | None
+    optimizer: Any
+    scheduler: Any
+    every: Any
+
+
+def stepping_for(model: Any, asked: Stepping, *, seed: int, weight: str | None, compiled: bool) -> Stepping:
+    """How replicas step: where the network is a LightningModule, and nothing else is asked for, as it says itself.
+
+    Args:
+        model: the network, its class, or what makes it.
+        asked: what `fit` was given; no algorithm means the network's own.
+        seed: under which it is made.
+        weight: the column of row weights.
+        compiled: whether forward passes are to be compiled.
+    """
+    made = model
+    if asked.algorithm is None and not isinstance(model, nn.Module) and model not in ZOO.values() and is_at_hand():
+        with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]):  # which workers will tell
+            made = build_module(model, seed)
+    given = asked.algorithm or (TrainingStep() if is_lightning(made) else BackPropagation())
+    if not isinstance(given, TrainingStep):
+        return asked._replace(algorithm=given)
+    if weight is not None or compiled:
+        key = f"weight = {weight!r}" if weight is not None else "compile = True"
+        raise ConfigError(f"{key} has no effect on a training_step, which computes its own loss; leave it out")
+    named = asked.optimizer
+    if not (isinstance(named, NamedOptimizer) and (named.name, named.settings) == ("sgd", {"lr": RATE})):
+        return asked._replace(algorithm=given)
+    with torch.random.fork_rng(devices=[]):
+        found = configured(build_module(made, seed))
+    if asked.scheduler is not None or found.scheduler is None:
+        return Stepping(given, OwnOptimizer(), asked.scheduler, asked.every)
+    return Stepping(given, OwnOptimizer(), own_scheduler, found.every)
+
+
+def may_take_names(model: Any) -> bool:
+    """Whether a network is called by the names of columns; of one that is yet to be made it may be so."""
+    return takes_names(model) if isinstance(model, nn.Module) else model not in ZOO.values()
 
 
 def refuse_impossible(
@@ -89,6 +146,11 @@ def refuse_impossible(
         warnings.warn(f"codec={codec!r} has no effect: {name_of(strategy)} packs in {own} itself", stacklevel=5)
     if placement.group_size > 1 and not isinstance(spec.algorithm, BackPropagation):
         raise ConfigError(f"a placement spreads back-propagation; {spec.algorithm.name} needs placement=tw.Whole()")
+    if placement.group_size > 1 and (spec.accumulate > 1 or spec.compile or spec.precision == "float16"):
+        raise ConfigError(
+            "a placement computes a step's rows at once, by its own network; leave accumulate at 1, compile at False, "
+            "and precision at 'float32' or 'bfloat16', or use placement=tw.Whole()"
+        )
     if isinstance(spec.optimizer, NamedOptimizer):
         spec.optimizer([nn.Parameter(torch.zeros(1))])
     if isinstance(spec.scheduler, NamedScheduler):
@@ -162,7 +224,9 @@ def wanted_for(trial: Trial, *, validation: Any, indicator: str | None) -> Wante
     """
     columns = trial.columns
     return Wanted(
-        columns=None if trial.transforms else (*columns.inputs, *(n for n in (columns.label, columns.weight) if n)),
+        columns=None
+        if trial.transforms
+        else (*(columns.reads or columns.inputs), *(n for n in (columns.label, columns.weight) if n)),
         validation=float(validation) if isinstance(validation, float | int) else 0.0,
         indicator=indicator,
         seed=trial.spec.seed,

@@ -24,6 +24,7 @@ from thinwire.coordinator.outcome import Outcome, Policy
 from thinwire.errors import CheckpointError, DivergedError
 from thinwire.placement import assembled
 from thinwire.protocol.identifiers import checkpoint_number, final_checkpoint_name
+from thinwire.replicas.frozen import load_over_base
 from thinwire.replicas.torch import build_module
 from thinwire.rules.finite import is_finite
 from thinwire.run.display import Display
@@ -229,7 +230,7 @@ class Run:
             whole = {name: value for chunk in chunks for name, value in chunk.items()}
         else:
             whole = module.state_dict() | assembled(chunks)
-        module.cpu().load_state_dict(whole)
+        load_over_base(module.cpu(), whole)
         for name, parameter in module.named_parameters():
             if parameter.requires_grad and not is_finite(parameter.detach()):
                 raise DivergedError(f"parameter {name!r} of the trained model is not finite{outcome.last_good()}")

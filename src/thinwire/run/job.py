@@ -33,6 +33,7 @@ from thinwire.protocol.handshake import hello
 from thinwire.protocol.messages import COORDINATOR, TO_WORKER, Failed, Fetch, Join, Piece
 from thinwire.protocol.observation import Observer, unobserved
 from thinwire.replicas import TorchReplica, TrainSpec
+from thinwire.replicas.frozen import refuse_other_base
 from thinwire.replicas.labels import ANY, Labels
 from thinwire.replicas.torch import resolve_device
 from thinwire.run.searches import Setup, refuse_search
@@ -59,6 +60,8 @@ class Columns:
     """What the loss takes."""
     weight: str | None = None
     transform: Transform | None = None
+    reads: tuple[str, ...] | None = None
+    """Columns of the data that the inputs are made of, where a transform says so; else the inputs themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +83,8 @@ class Job:
     checkpoints: str | None
     resume: tuple[str, str] | None
     """Store and name of the checkpoint to go on from."""
+    base: str | None = None
+    """A digest of the network's frozen parameters on the driver; None where it could not be made there."""
     silence_s: float = 30.0
     placement: Placement = field(default_factory=Whole)
     time: Time = REAL
@@ -220,6 +225,8 @@ def _build(
         greeting["meets"] = replica.crew.address if replica.crew.part == 0 else None
     else:
         replica = job.replica(job.model, replace(spec, device="cpu") if helps else spec, worker)
+        if job.base is not None:
+            refuse_other_base(replica.module, job.base, f"worker {worker}")
     setup = Setup(
         spec=spec, strategy=job.strategy, placement=job.placement, exchange=job.exchange, codec=job.plan.codec
     )

@@ -13,23 +13,24 @@ import tempfile
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from torch import nn
 
 from thinwire import events, logs
 from thinwire.checkpoint import CheckpointStore, Manifest, write_file
 from thinwire.checkpoint.finite import why_not_finite
-from thinwire.cluster.base import Cluster, Dealt, Site
+from thinwire.cluster.base import Cluster, Site
 from thinwire.cluster.frames import is_frame
 from thinwire.cluster.local import Local
-from thinwire.coordinator.outcome import Outcome, Policy
-from thinwire.coordinator.stopping import EarlyStopping, Target
+from thinwire.coordinator.outcome import Policy
+from thinwire.coordinator.stopping import EarlyStopping
+from thinwire.data.tokens import Tokenize
 from thinwire.errors import CheckpointError, ConfigError, Interrupted, LostWorkersError, ThinwireError
 from thinwire.models import model_by_name
 from thinwire.placement import Placement, Whole, refuse_unreadable
 from thinwire.protocol.deadlines import Deadlines
-from thinwire.replicas import Algorithm, BackPropagation, TrainSpec
+from thinwire.replicas import Algorithm, TrainingStep, TrainSpec
 from thinwire.replicas.keras import KerasModule, is_keras
 from thinwire.replicas.labels import labels_of
 from thinwire.replicas.metrics import computed
@@ -43,13 +44,16 @@ from thinwire.replicas.objectives import (
 )
 from thinwire.run.arguments import checks_arguments
 from thinwire.run.checks import (
+    Stepping,
     carrier_for,
     columns_for,
+    may_take_names,
     metrics_for,
     objective_for,
     placement_for,
     refuse_impossible,
     refuse_unvalidated,
+    stepping_for,
     target_for,
     wanted_for,
 )
@@ -67,7 +71,7 @@ from thinwire.worker.plan import WorkerPlan
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """What `fit` gives back.
 
@@ -80,6 +84,17 @@ class Result:
     model: nn.Module
     history: list[dict[str, Any]]
     summary: dict[str, Any]
+
+    def __repr__(self) -> str:
+        """One line: the network, how the run ended, and its last numbers."""
+        told = [f"{type(self.model).__name__} of {sum(p.numel() for p in self.model.parameters()):,} parameters"]
+        for name in ("epochs", "steps", "train_loss", "val_loss", "val_accuracy"):
+            value = self.summary.get(name)
+            if value is not None:
+                told.append(f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}")
+        if not self.summary.get("complete", True):
+            told.append("not complete")
+        return f"Result({', '.join(told)})"
 
     def frame(self, spark: Any = None) -> Any:
         """The history as a pandas DataFrame, or as one of the Spark session that is given."""
@@ -124,14 +139,16 @@ def fit(
     batch_size: int = 64,
     validation: Any = None,
     weight: str | None = None,
-    transform: Transform | str | None = None,
+    transform: Transform | str | Mapping[str, Any] | None = None,
     metrics: str | Sequence[str] | Mapping[str, Metric] | None = None,
     stop: EarlyStopping | Mapping[str, Any] | None = None,
     restore_best: bool | None = None,
     callbacks: Sequence[Callable[[events.Event], Any]] = (),
     clip_norm: float | None = None,
     on_nonfinite: Literal["drop", "stop"] = "drop",
-    precision: Literal["float32", "bfloat16"] = "float32",
+    precision: Literal["float32", "bfloat16", "float16"] = "float32",
+    accumulate: int = 1,
+    compile: bool = False,
     device: str = "auto",
     evaluate_every: int | None = None,
     checkpoint_every: int | None = None,
@@ -149,9 +166,11 @@ def fit(
     Args:
         model: a module, a factory of one, or a built-in name. A factory is called under the seed on every worker.
         data: arrays, an Arrow table, a Parquet path or glob, or a built-in set such as "digits".
-        inputs: columns given to the model, in its order; None takes all but label and weight.
+        inputs: columns given to the model, in its order (models of transformers: by name); None takes all but label and
+            weight.
         label: the column the loss compares with; None calls the loss with the output alone.
-        loss: a name, or a callable of (output, label); "cross_entropy", or the algorithm's own, unless said.
+        loss: a name, or a callable of (output, label); unless said "cross_entropy", the algorithm's own, or "own", the
+            network's, where the label is None or among the inputs.
         optimizer: a name, a recipe's form, or a callable that makes the optimizer from the parameters.
         scheduler: a name, a recipe's form, or a callable that makes a learning-rate scheduler from the optimizer.
         scheduler_every: whether it moves after each step or each epoch.
@@ -167,7 +186,8 @@ def fit(
         batch_size: rows of one step of one worker.
         validation: a share of the rows, or data of its own.
         weight: a column of row weights.
-        transform: a function from a batch's columns to a batch's columns, run on the workers.
+        transform: a function from a batch's columns to a batch's columns, run on the workers; `Tokenize` for text, or a
+            data collator of transformers.
         metrics: names, or by name callables that give one number a row, `MetricOfSums`, or metrics of torchmetrics;
             measured on the validation rows.
         stop: early stopping.
@@ -177,7 +197,10 @@ def fit(
         clip_norm: largest norm of a gradient.
         on_nonfinite: whether a step with a loss or a gradient that is not finite, and a contribution that is not, is
             left out and told of, or ends the run. A run whose workers all keep skipping steps ends in any case.
-        precision: "bfloat16" computes under autocast.
+        precision: "bfloat16" computes under autocast, "float16" with a scaled loss as well.
+        accumulate: pieces that the rows of a step are computed in, one after the other, so that a larger batch_size
+            fits into memory.
+        compile: compute training's forward passes by torch.compile.
         device: "cpu", "cuda", or "auto".
         evaluate_every: steps between evaluations; once an epoch unless said.
         checkpoint_every: steps between checkpoints; at epochs, not too often, unless said.
@@ -187,279 +210,158 @@ def fit(
         deadlines: how long to wait for workers.
         progress: show a live display; only on a terminal or in a notebook unless said. True writes lines into a log.
     """
-    asked = _Asked(**locals())
-    chosen = _choose(asked)
-    with logs.of_a_run() as name, tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
-        columns, dealt = _dealt(asked, chosen, folder)
-        store = CheckpointStore(f"{chosen.out.rstrip('/')}/checkpoints") if chosen.out is not None else None
-        earlier = None if resume is None else _earlier(chosen.resume, chosen.strategy, chosen.placement)
-        log = RunLog(chosen.out, callbacks, clock=chosen.where.time.wall)
-        plan = _plan_of(asked, chosen, dealt, saves=store is not None)
-        hub, wire = _wire(chosen.where, chosen.carrier)
-        job = _job_of(asked, chosen, plan, columns=columns, dealt=dealt, store=store, earlier=earlier, wire=wire)
-        run = Run(dataclasses.replace(job, run=name), chosen.where, dealt, log, store, earlier, seed)
-        result = _result(run, hub, chosen, earlier, log=log, progress=progress)
-        for callback in callbacks:
-            _finish(callback, result)
-        return result
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Asked:
-    """The arguments of `fit`, after `checks_arguments` has given each of them one form."""
-
-    model: Any
-    data: Any
-    inputs: Sequence[str] | None
-    label: str | None
-    loss: Any
-    optimizer: Any
-    scheduler: Any
-    scheduler_every: Any
-    algorithm: Any
-    strategy: Any
-    placement: Placement | None
-    cluster: Cluster | None
-    exchange: str
-    codec: str
-    epochs: int | None
-    steps: int | None
-    until: str | None
-    batch_size: int
-    validation: Any
-    weight: str | None
-    transform: Transform | None
-    metrics: Any
-    stop: EarlyStopping | None
-    restore_best: bool | None
-    callbacks: Sequence[Callable[[events.Event], Any]]
-    clip_norm: float | None
-    on_nonfinite: Literal["drop", "stop"]
-    precision: Literal["float32", "bfloat16"]
-    device: str
-    evaluate_every: int | None
-    checkpoint_every: int | None
-    out: str | None
-    resume: str | None
-    seed: int
-    deadlines: Deadlines | None
-    progress: bool | None
-
-    @property
-    def passes(self) -> int | None:
-        """Epochs: one, where nothing else says when the run ends."""
-        unbounded = self.epochs is None and self.steps is None and self.until is None
-        return 1 if unbounded else self.epochs
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Chosen:
-    """What follows from the arguments before the data is opened."""
-
-    where: Site
-    strategy: Strategy
-    spec: TrainSpec
-    factory: Any
-    """What makes a worker's module, or the module itself."""
-    carrier: str
-    placement: Placement
-    patience: Deadlines
-    target: Target | None
-    stop: EarlyStopping | None
-    out: str | None
-    resume: str
-
-
-def _choose(asked: _Asked) -> _Chosen:
-    """Chooses what the arguments leave open, and refuses what cannot be trained."""
-    strategy = asked.strategy or Relay()
-    where = (asked.cluster or _default_cluster(asked.data)).site(asked.data)
-    patience = where.deadlines(asked.deadlines)
-    factory: Any = model_by_name(asked.model) if isinstance(asked.model, str) else asked.model
+    out, resume = cast("str | None", out), cast("str | None", resume)  # by now arguments have one form
+    placement, transform = cast("Placement | None", placement), cast("Transform | None", transform)
+    stop = cast("EarlyStopping | None", stop)
+    chosen: Any = strategy or Relay()
+    where = (cluster or _default_cluster(data)).site(data)
+    patience = where.deadlines(deadlines)
+    factory: Any = model_by_name(model) if isinstance(model, str) else model
     if is_keras(factory):
         factory = KerasModule(factory)
     network = factory
     if where.in_process and isinstance(factory, nn.Module):
         factory = functools.partial(copy.deepcopy, factory)  # threads must not train one module together
-    spec = _spec_of(asked)
-    carrier = carrier_for(asked.exchange, strategy, where)
-    placement = placement_for(asked.placement, strategy, carrier, where)
-    if carrier == "spark" and asked.deadlines is None:  # jobs are slow, and letters are not lost
-        patience = dataclasses.replace(patience, stall_s=300.0, silence_s=60.0, prepare_s=60.0)
-    refuse_impossible(spec, strategy, asked.codec, placement, validated=asked.validation is not None)
-    refuse_optimizer(network, spec, strategy, placement)
-    refuse_searches(
-        factory, Setup(spec=spec, strategy=strategy, placement=placement, exchange=carrier, codec=asked.codec)
+    method: Any
+    moves: Any
+    method, optimizer, moves, scheduler_every = stepping_for(
+        network,
+        Stepping(cast("Algorithm | None", algorithm), optimizer, scheduler, scheduler_every),
+        seed=seed,
+        weight=weight,
+        compiled=compile,
     )
-    return _Chosen(
-        where=where,
-        strategy=strategy,
-        spec=spec,
-        factory=factory,
-        carrier=carrier,
-        placement=placement,
-        patience=patience,
-        target=target_for(asked.until, asked.stop, spec.metrics, validated=asked.validation is not None),
-        stop=asked.stop,
-        out=asked.resume if asked.out is None else asked.out,
-        resume=asked.resume or "",
-    )
-
-
-def _spec_of(asked: _Asked) -> TrainSpec:
-    """How each worker takes a step."""
-    method = asked.algorithm or BackPropagation()
-    loss, metrics = objective_for(method, asked.loss, asked.metrics)
-    moves, every = asked.scheduler, asked.scheduler_every
+    unlabelled = label is None or (label in (inputs or ()) and may_take_names(network))
+    loss, metrics = objective_for(method, loss, metrics, own=unlabelled or isinstance(method, TrainingStep))
+    if epochs is None and steps is None and until is None:
+        epochs = 1
     if isinstance(moves, NamedScheduler):
-        every = moves.every or every
-        moves = moves.over(asked.passes if every == "epoch" else asked.steps)
-    return TrainSpec(
+        scheduler_every = moves.every or scheduler_every  # type: ignore[assignment]
+        moves = moves.over(epochs if scheduler_every == "epoch" else steps)
+    spec = TrainSpec(
         loss=loss,
         algorithm=method,
-        optimizer=asked.optimizer,
+        optimizer=optimizer,  # type: ignore[arg-type]  # by now it is a function
         scheduler=moves,
-        scheduler_every=every,
+        scheduler_every=scheduler_every,
         metrics=metrics_for(metrics, loss),
-        clip_norm=asked.clip_norm,
-        precision=asked.precision,
-        device=asked.device,
-        seed=asked.seed,
+        clip_norm=clip_norm,
+        precision=precision,
+        accumulate=accumulate,
+        compile=compile,
+        device=device,
+        seed=seed,
     )
-
-
-def _dealt(asked: _Asked, chosen: _Chosen, folder: str) -> tuple[Columns, Dealt]:
-    """Opens the data, tries its first row, and deals the rows out to the workers."""
-    opened = chosen.where.open(asked.data, asked.validation)
-    chosen.where.look(chosen.out, ports=chosen.carrier != "spark")
-    found = [name for name in opened.names if name != opened.indicator]
-    names = columns_for(found, asked.inputs, asked.label, asked.weight)
-    refuse_unreadable(chosen.placement, chosen.factory, asked.seed, len(names))
-    columns = Columns(
-        inputs=names,
-        label=asked.label,
-        labels=labels_of(chosen.spec.loss),
-        weight=asked.weight,
-        transform=in_turn(opened.transform, asked.transform),
-    )
-    trial = Trial(
-        chosen.factory,
-        chosen.spec,
-        columns,
-        asked.batch_size,
-        transforms=asked.transform is not None,
-        validated=asked.validation is not None,
-    )
-    wanted = wanted_for(trial, validation=asked.validation, indicator=opened.indicator)
-    dealt = opened.deal(wanted, folder)
-    if dealt.validation_rows == 0 and asked.validation is not None:
-        refuse_unvalidated(asked.validation, chosen.target, asked.stop)
-    return columns, dealt
-
-
-def _plan_of(asked: _Asked, chosen: _Chosen, dealt: Dealt, *, saves: bool) -> WorkerPlan:
-    """How long each worker trains, and when it evaluates and saves; the same for all but their numbers."""
-    return WorkerPlan(
-        worker=0,
-        attempt=0,
-        epochs=asked.passes,
-        steps=asked.steps,
-        evaluates=asked.validation is not None and dealt.validation_rows != 0,
-        evaluate_every=asked.evaluate_every,
-        checkpoint_every=asked.checkpoint_every or "auto" if saves else None,
-        keeps_best=asked.stop is not None if asked.restore_best is None else asked.restore_best,
-        codec=asked.codec,
-        deadlines=chosen.patience,
-        group_size=chosen.placement.group_size,
-        on_nonfinite=asked.on_nonfinite,
-    )
-
-
-def _job_of(
-    asked: _Asked,
-    chosen: _Chosen,
-    plan: WorkerPlan,
-    *,
-    columns: Columns,
-    dealt: Dealt,
-    store: CheckpointStore | None,
-    earlier: Earlier | None,
-    wire: Wire,
-) -> Job:
-    """What each worker is started with."""
-    where = chosen.where
-    return Job(
-        model=chosen.factory,
-        spec=chosen.spec,
-        strategy=chosen.strategy,
-        plan=plan,
-        workers=where.workers,
-        feed=dealt.feed,
-        exchange=chosen.carrier,
-        silence_s=120.0 if chosen.carrier == "spark" else 30.0,
-        columns=dataclasses.replace(columns, labels=dealt.labels),
-        batch_size=asked.batch_size,
-        wire=wire,
-        checkpoints=None if store is None else store.url,
-        resume=None if earlier is None else earlier.place,
-        placement=chosen.placement,
-        time=where.time,
-        prefetch=where.prefetch if asked.transform is not None else None,
-        replica=where.replica,
-        crew=where.crew,
-        part=where.part,
-        observe=where.observe,
-        log=logs.wanted(),
-    )
-
-
-def _policy_of(chosen: _Chosen) -> Policy:
-    """What the coordinator is asked to do."""
-    return Policy(
-        workers=chosen.where.workers,
-        helpers=chosen.strategy.helpers,
-        stop=chosen.stop,
-        until=chosen.target,
-        compute=functools.partial(computed, {f"val_{k}": v for k, v in metrics_of(chosen.spec.metrics).items()}),
-        deadlines=chosen.patience,
-        group_size=chosen.placement.group_size,
-    )
-
-
-def _result(
-    run: Run, hub: Hub, chosen: _Chosen, earlier: Earlier | None, *, log: RunLog, progress: bool | None
-) -> Result:
-    """Trains, and tells the log how it ended."""
-    try:
-        outcome, seconds = _trained(run, hub, chosen, earlier, progress=progress)
-        trained = None if outcome.interrupted else run.trained(outcome)
-    except BaseException as error:
-        reason = str(error) if isinstance(error, ThinwireError) else repr(error)
-        log.close(events.RunEnded(reason=reason, summary={}))
-        raise
-    summary = run.summary(outcome, seconds)
-    log.close(events.RunEnded(reason=outcome.reason, summary=summary))
-    if chosen.out is not None:
-        _write_summary(f"{chosen.out.rstrip('/')}/summary.json", summary)
-    if trained is None:
-        raise Interrupted(run.how_to_resume(chosen.out, outcome))
-    return Result(trained, outcome.history, summary)
-
-
-def _trained(
-    run: Run, hub: Hub, chosen: _Chosen, earlier: Earlier | None, *, progress: bool | None
-) -> tuple[Outcome, float]:
-    """Executes the run, again from its newest checkpoint where groups have lost a part of the model."""
-    policy = _policy_of(chosen)
-    while True:
+    carrier = carrier_for(exchange, chosen, where)
+    spread = placement_for(placement, chosen, carrier, where)
+    if carrier == "spark" and deadlines is None:  # jobs are slow, and letters are not lost
+        patience = dataclasses.replace(patience, stall_s=300.0, silence_s=60.0, prepare_s=60.0)
+    refuse_impossible(spec, chosen, codec, spread, validated=validation is not None)
+    refuse_optimizer(network, spec, chosen, spread)
+    refuse_searches(factory, Setup(spec=spec, strategy=chosen, placement=spread, exchange=carrier, codec=codec))
+    if resume is not None and out is None:
+        out = resume
+    target = target_for(until, stop, spec.metrics, validated=validation is not None)
+    with logs.of_a_run() as name, tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
+        opened = where.open(data, validation)
+        where.look(out, ports=carrier != "spark")
+        names = columns_for([n for n in opened.names if n != opened.indicator], inputs, label, weight)
+        reads, opaque = None, transform is not None
+        if isinstance(transform, Tokenize):
+            names, reads, opaque = transform.given(names), transform.reads(names), False
+        refuse_unreadable(spread, factory, seed, len(names))
+        columns = Columns(
+            inputs=names,
+            reads=reads,
+            label=label,
+            labels=labels_of(loss),
+            weight=weight,
+            transform=in_turn(opened.transform, transform),
+        )
+        trial = Trial(factory, spec, columns, batch_size, transforms=opaque, validated=validation is not None)
+        wanted = wanted_for(trial, validation=validation, indicator=opened.indicator)
+        dealt = opened.deal(wanted, folder)
+        if dealt.validation_rows == 0 and validation is not None:
+            refuse_unvalidated(validation, target, stop)
+        store = CheckpointStore(f"{out.rstrip('/')}/checkpoints") if out is not None else None
+        earlier = _earlier(resume, chosen, spread) if resume is not None else None
+        log = RunLog(out, callbacks, clock=where.time.wall)
+        plan = WorkerPlan(
+            worker=0,
+            attempt=0,
+            epochs=epochs,
+            steps=steps,
+            evaluates=validation is not None and dealt.validation_rows != 0,
+            evaluate_every=evaluate_every,
+            checkpoint_every=None if store is None else checkpoint_every or "auto",
+            keeps_best=stop is not None if restore_best is None else restore_best,
+            codec=codec,
+            deadlines=patience,
+            group_size=spread.group_size,
+            on_nonfinite=on_nonfinite,
+        )
+        hub, wire = _wire(where, carrier)
+        job = Job(
+            model=factory,
+            spec=spec,
+            strategy=chosen,
+            plan=plan,
+            workers=where.workers,
+            feed=dealt.feed,
+            exchange=carrier,
+            silence_s=120.0 if carrier == "spark" else 30.0,
+            columns=dataclasses.replace(columns, labels=dealt.labels),
+            batch_size=batch_size,
+            wire=wire,
+            checkpoints=None if store is None else store.url,
+            resume=None if earlier is None else earlier.place,
+            base=trial.found.get("base"),
+            placement=spread,
+            time=where.time,
+            prefetch=where.prefetch if transform is not None else None,
+            replica=where.replica,
+            crew=where.crew,
+            part=where.part,
+            observe=where.observe,
+            run=name,
+            log=logs.wanted(),
+        )
+        policy = Policy(
+            workers=where.workers,
+            helpers=chosen.helpers,
+            stop=stop,
+            until=target,
+            compute=functools.partial(computed, {f"val_{k}": v for k, v in metrics_of(spec.metrics).items()}),
+            deadlines=patience,
+            group_size=spread.group_size,
+        )
+        run = Run(job, where, dealt, log, store, earlier, seed)
         try:
-            return run.execute(hub, policy, progress)
-        except LostWorkersError as lost:
-            earlier = _from_checkpoint(lost, chosen.placement, run.store, run.saved, earlier)
-        finally:
-            hub.close()
-        hub, wire = _wire(chosen.where, chosen.carrier)
-        run.go_on_from(earlier, wire)
+            while True:
+                try:
+                    outcome, seconds = run.execute(hub, policy, progress)
+                    break
+                except LostWorkersError as lost:
+                    earlier = _from_checkpoint(lost, spread, store, run.saved, earlier)
+                finally:
+                    hub.close()
+                hub, wire = _wire(where, carrier)
+                run.go_on_from(earlier, wire)
+            trained = None if outcome.interrupted else run.trained(outcome)
+        except BaseException as error:
+            reason = str(error) if isinstance(error, ThinwireError) else repr(error)
+            log.close(events.RunEnded(reason=reason, summary={}))
+            raise
+        summary = run.summary(outcome, seconds)
+        log.close(events.RunEnded(reason=outcome.reason, summary=summary))
+        if out is not None:
+            _write_summary(f"{out.rstrip('/')}/summary.json", summary)
+        if trained is None:
+            raise Interrupted(run.how_to_resume(out, outcome))
+        result = Result(trained, outcome.history, summary)
+        for callback in callbacks:
+            _finish(callback, result)
+        return result
 
 
 def _write_summary(url: str, summary: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ import reprlib
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,9 +31,12 @@ from thinwire.data import Batch, Loader, Position, Sampler, Shard, write_shard
 from thinwire.data.labels import look_at
 from thinwire.errors import ConfigError, DataError, ThinwireError
 from thinwire.replicas import BackPropagation, TrainSpec
+from thinwire.replicas.calls import called, scores
+from thinwire.replicas.frozen import base_digest
 from thinwire.replicas.labels import WrongLabels
+from thinwire.replicas.lightning import own_scheduler
 from thinwire.replicas.metrics import computed, measure
-from thinwire.replicas.objectives import Objective, metrics_of
+from thinwire.replicas.objectives import OWN, Objective, metrics_of
 from thinwire.replicas.torch import build_module
 from thinwire.run.job import Columns
 
@@ -67,6 +70,7 @@ class Trial:
         transforms: whether the user's own transform makes columns. It may have effects of its own, so that only workers
             call it; without it all labels are looked at as rows are dealt out.
         validated: whether there are validation rows to measure metrics on.
+        found: "base" is a digest of the network's frozen parameters, once it was made.
     """
 
     model: Any
@@ -75,6 +79,7 @@ class Trial:
     batch_size: int
     transforms: bool
     validated: bool
+    found: dict[str, str] = field(default_factory=dict, compare=False)
 
     def __call__(self, row: Any) -> tuple[int, ...] | None:
         """The shape of the network's output for one row; None where it cannot be told here.
@@ -101,13 +106,14 @@ class Trial:
                 f"the model {type(module).__name__} has no parameter that can be trained: it has none, or all are "
                 "frozen; leave requires_grad on where it is to learn"
             )
+        self.found["base"] = base_digest(module)
         self._stepped(module)
         if batch is None:
             return None
         self._weighed(batch)
         shape = None
         with contextlib.suppress(*_KINDS), torch.no_grad():
-            shape = _shape(module.eval()(*batch.inputs))
+            shape = _shape(scores(called(module.eval(), batch)))
         self._learnt(module.train(), row, batch, shape)
         return shape
 
@@ -123,7 +129,7 @@ class Trial:
             self.spec.algorithm.loss(module, batch, Objective(self.spec.loss), {"steps": 0})
         else:
             batch = self._trained(module, batch, row)
-            self._lost(module(*batch.inputs), batch, shape)
+            self._lost(called(module, batch), batch, shape)
         if self.validated:
             self._measured(module.eval(), batch)
 
@@ -158,7 +164,7 @@ class Trial:
             if tried is None:
                 break
             try:
-                module(*tried.inputs)
+                called(module, tried)
                 return tried
             except _KINDS as error:
                 if not _is_misfit(error):
@@ -198,14 +204,16 @@ class Trial:
     def _lost(self, output: Any, batch: Batch, shape: tuple[int, ...] | None) -> None:
         """Tries the loss on an output."""
         labels, named = self.columns.labels, isinstance(self.spec.loss, str) or self.columns.labels.kind != "any"
-        if named and not isinstance(output, Tensor):
+        if named and self.spec.loss != OWN:
+            output = scores(output)
+        if named and self.spec.loss != OWN and not isinstance(output, Tensor):
             part = repr(next(iter(output), "")) if isinstance(output, Mapping) else "0"
             raise ConfigError(
                 f"the model's output is {_kind(output)}, and loss {labels.loss or self.spec.loss!r} takes one tensor; "
                 "return the tensor from forward, or give a loss that takes one of it, such as "
                 f"loss=lambda output, label: F.cross_entropy(output[{part}], label)"
             )
-        if named and (output.dim() == 0 or output.shape[0] != batch.num_rows):
+        if named and isinstance(output, Tensor) and (output.dim() == 0 or output.shape[0] != batch.num_rows):
             raise DataError(
                 f"the model's output has the shape {tuple(output.shape)} for {batch.num_rows} rows of inputs="
                 f"{list(self.columns.inputs)}; its first dimension must count rows. Give columns of the shape that the "
@@ -265,7 +273,9 @@ class Trial:
 
     def _stepped(self, module: nn.Module) -> None:
         """Tries what makes the optimizer, and what makes the scheduler."""
-        made = _called("optimizer", self.spec.optimizer, module.parameters(), "the model's parameters")
+        own = getattr(self.spec.optimizer, "of_module", None)
+        make, given = (self.spec.optimizer, module.parameters()) if own is None else (own, module)
+        made = _called("optimizer", make, given, "the model's parameters")
         if not isinstance(made, torch.optim.Optimizer):
             raise ConfigError(
                 f"optimizer gave {_kind(made)}; it must return a torch optimizer: "
@@ -274,6 +284,8 @@ class Trial:
         if self.spec.scheduler is None:
             return
         moved = _called("scheduler", self.spec.scheduler, made, "the optimizer")
+        if moved is None and self.spec.scheduler is own_scheduler:
+            return
         if not all(callable(getattr(moved, name, None)) for name in ("step", "state_dict", "load_state_dict")):
             raise ConfigError(
                 f"scheduler gave {_kind(moved)}; it must return a learning-rate scheduler: "
@@ -285,7 +297,7 @@ class Trial:
 
     def _measured(self, module: nn.Module, batch: Batch) -> None:
         with torch.no_grad():
-            output = module(*batch.inputs)
+            output = called(module, batch)
             for name, metric in metrics_of(self.spec.metrics).items():
                 try:
                     found = measure(name, metric, output, batch.label, batch.weight, batch.num_rows)

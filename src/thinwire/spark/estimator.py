@@ -18,7 +18,7 @@ from thinwire.cluster.spark import Spark
 from thinwire.errors import ConfigError
 from thinwire.models import model_by_name
 from thinwire.replicas.labels import labels_of
-from thinwire.replicas.objectives import NamedOptimizer
+from thinwire.replicas.objectives import OWN, NamedOptimizer
 from thinwire.run.arguments import checked
 from thinwire.run.session import fit, in_turn
 from thinwire.spark.imports import checked as checked_modules
@@ -158,7 +158,7 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
         )
         self._copyValues(made)
         if value(self.task) == "auto":
-            made._set(task="classification" if labels_of(value(self.loss)).scores else "regression")
+            made._set(task=_task_of(value(self.loss), result.model))
         made.parent = self
         return made
 
@@ -265,7 +265,13 @@ OBJECTS = {"model", "loss", "optimizer", "strategy", "fitOptions"}
 """Parameters that may hold any Python object."""
 
 
+def _task_of(loss: Any, module: nn.Module) -> str:
+    """What predictions are: by the loss, or of a network with a loss of its own by its number of classes."""
+    scored = labels_of(loss).scores or (loss == OWN and getattr(getattr(module, "config", None), "num_labels", 1) > 1)
+    return "classification" if scored else "regression"
+
+
 def _kept(name: str, value: Any, argument: str) -> Any:
-    """A value that `fit` would take for an argument, as it was given, save functions that are named."""
+    """A value that `fit` would take for an argument, as it was given, save functions that are named or described."""
     found = checked({argument: value}, {argument: name})[argument]
-    return found if isinstance(value, str) and argument in ("loss", "transform") else value
+    return found if isinstance(value, str | Mapping) and argument in ("loss", "transform") else value

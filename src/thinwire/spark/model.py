@@ -15,9 +15,12 @@ from pyspark.ml import Model
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from torch import nn
 
+from thinwire.data.tokens import Tokenize
 from thinwire.errors import CheckpointError, ConfigError, DataError
 from thinwire.models.program import Program, Unexportable, exported
-from thinwire.run.session import Result
+from thinwire.replicas.calls import takes_names
+from thinwire.replicas.frozen import base_digest, without_base
+from thinwire.run.session import Result, composed
 from thinwire.spark.imports import checked
 from thinwire.spark.objects import (
     Code,
@@ -54,6 +57,7 @@ class TorchModel(Model, SingleRow, MLWritable, MLReadable["TorchModel"]):
         self._setDefault(**DEFAULTS)
         self._skeleton: Callable[[], nn.Module] | None = None
         self._weights: bytes = b""
+        self._base: str | None = None
         self._user: Any = None
         self._example: Any = None
         self._stored: Saved | None = None
@@ -72,7 +76,11 @@ class TorchModel(Model, SingleRow, MLWritable, MLReadable["TorchModel"]):
 
         model = cls()
         model._skeleton = skeleton_of(given)
-        model._weights = as_bytes({k: v.detach().clone().contiguous() for k, v in result.model.state_dict().items()})
+        state = result.model.state_dict()
+        base = base_digest(result.model)
+        if base and base_digest(model._skeleton()) == base:  # it is made anew with the network
+            model._base, state = base, without_base(result.model)
+        model._weights = as_bytes({k: v.detach().clone().contiguous() for k, v in state.items()})
         model._user, model._example = transform, example
         model.history, model.summary = result.history, result.summary
         return model
@@ -106,21 +114,29 @@ class TorchModel(Model, SingleRow, MLWritable, MLReadable["TorchModel"]):
     def _predictor(self) -> Predictor:
         if self._skeleton is None:
             raise ConfigError("this TorchModel is empty; make one with TorchEstimator.fit or TorchModel.load")
+        inputs, tokenizer = tuple(self.getInputCols()), _tokenizer_in(self._user)
+        labels = {"labels", self.getLabelCol()} & set(inputs)
+        if labels and takes_names(self._skeleton()):  # it computes its own loss of them, and predicts without
+            inputs = tuple(name for name in inputs if name not in labels)
         return Predictor(
             skeleton=self._skeleton,
             weights=self._weights,
             # The token tells models apart whose weights are equal and whose networks are not.
             digest=hashlib.blake2b(self._weights, digest_size=16).hexdigest() + self._token,
-            inputs=tuple(self.getInputCols()),
+            inputs=inputs if tokenizer is None else tokenizer.given(inputs),
+            reads=inputs if tokenizer is None else tokenizer.reads(inputs),
             task=self.getOrDefault(self.task),
             batch_size=self.getOrDefault(self.predictBatchSize),
             transform=self._user,
+            base=self._base,
         )
 
     def _program(self) -> tuple[bytes, str]:
         """The network as a program, or why there is none."""
         if self._stored is not None:
             return self._stored.program, str(self._stored.more.get(WITHOUT, ""))
+        if self._base is not None:
+            return b"", "the weights that were frozen are made anew by its code, and are not stored"
         if self._example is None or not self._example.num_rows:
             return b"", "there is no row to try it on: none came in time, or the model was loaded with other code"
         predictor, (decoder, rest) = self._predictor(), decoder_and_rest(self._user)
@@ -140,7 +156,7 @@ class TorchModel(Model, SingleRow, MLWritable, MLReadable["TorchModel"]):
 
         predictor = self._predictor()
         classifies = predictor.task == "classification"
-        columns = [F.col(f"`{name}`") for name in predictor.inputs]
+        columns = [F.col(f"`{name}`") for name in predictor.reads]
         fields = ("raw", "probability", "prediction") if classifies else ("prediction",)
         kind = "raw array<double>, probability array<double>, prediction double"
         predicted = as_udf(predictor, fields, kind if classifies else "prediction array<double>")(*columns)
@@ -203,6 +219,13 @@ def skeleton_of(given: Any) -> Callable[[], nn.Module]:
     return functools.partial(copy.deepcopy, kept if unsaved or tied else kept.to("meta"))
 
 
+def _tokenizer_in(transform: Any) -> Tokenize | None:
+    """The tokenizer among transforms in turn."""
+    if isinstance(transform, functools.partial) and transform.func is composed:
+        return next((found for part in transform.args if (found := _tokenizer_in(part))), None)
+    return transform if isinstance(transform, Tokenize) else None
+
+
 def _vector(column: Any) -> Any:
     from pyspark.ml.functions import array_to_vector
 
@@ -222,7 +245,7 @@ class _Writer(MLWriter):
         code = {"skeleton": code_of(model._skeleton), "transform": code_of(model._user)}
         if model._stored is not None:
             code = model._stored.code
-        more = {"history": model.history, "summary": model.summary, "sizes": model._known_sizes()}
+        more = {"history": model.history, "summary": model.summary, "sizes": model._known_sizes(), "base": model._base}
         more |= {WITHOUT: why} if why else {}
         write_saved(path, model, Saved(more, code, model._weights, program), self)
 
@@ -249,6 +272,7 @@ class _Reader(MLReader["TorchModel"]):
             model._stored = saved
         model._weights, model._sizes = saved.weights, _sizes_in(saved.more)
         model.history, model.summary = saved.more["history"], saved.more["summary"]
+        model._base = saved.more.get("base")
         return model
 
     def _by_code(self, saved: Saved, source: Source) -> tuple[Any, Any]:

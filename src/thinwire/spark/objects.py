@@ -12,10 +12,11 @@ certain shapes alone, whatever else could be imported:
     strategy    a strategy's      nothing                                 nothing                        "strategy"
     option      any               nothing                                 nothing
 
-A partial is of `decode_images` with the names of columns, or of two transforms in turn. In every slot a pickle is run
-where the caller allows it. An optimizer and a scheduler may have settings beside their names: keyword arguments of
-torch's own classes, in plain values. A name is never called here; what it may be called with later is otherwise not for
-the data to say.
+A partial is of `decode_images` with the names of columns, or of two transforms in turn. A transform may also be a
+tokenizer ("tokenize"): the text of a `tokenizer.json` with plain settings, which the library tokenizers reads as data.
+In every slot a pickle is run where the caller allows it. An optimizer and a scheduler may have settings beside their
+names: keyword arguments of torch's own classes, in plain values. A name is never called here; what it may be called
+with later is otherwise not for the data to say.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from thinwire.cluster.frames import decode_images
+from thinwire.data.tokens import Tokenize
 from thinwire.errors import CheckpointError, ThinwireError
 from thinwire.models import ZOO
-from thinwire.replicas.objectives import LOSSES, OPTIMIZERS, SCHEDULERS
+from thinwire.replicas.objectives import LOSSES, OPTIMIZERS, OWN, SCHEDULERS
 from thinwire.run.session import composed, in_turn
 from thinwire.spark.imports import LISTED, RefusedError, defined, is_defined
 from thinwire.strategies import STRATEGIES, Strategy, name_of, strategy
@@ -101,8 +103,8 @@ class Slot(NamedTuple):
 
 SLOTS = {
     "model": Slot(ZOO, nn.Module, True, ("zoo",)),
-    "transform": Slot(functions=True, kinds=("partial",)),
-    "loss": Slot(LOSSES, None, True),
+    "transform": Slot(functions=True, kinds=("partial", "tokenize")),
+    "loss": Slot({**LOSSES, OWN: None}, None, True),
     "optimizer": Slot(OPTIMIZERS, torch.optim.Optimizer, True),
     "scheduler": Slot(SCHEDULERS, LRScheduler, True),
     "strategy": Slot(STRATEGIES, kinds=("strategy",)),
@@ -114,6 +116,7 @@ KEYS = {
     "zoo": {"name"},
     "name": {"module", "name"},
     "partial": {"of", "args"},
+    "tokenize": {"settings"},
     "pickle": {"data"},
 }
 """The kinds of code, and what each holds beside its kind."""
@@ -140,6 +143,8 @@ def code_of(value: Any) -> Code:
         return value.code
     if isinstance(value, Strategy):
         return {"kind": "strategy", "name": name_of(value), "knobs": dataclasses.asdict(value)}
+    if isinstance(value, Tokenize):
+        return {"kind": "tokenize", "settings": value.settings}
     for name, factory in ZOO.items():
         if value is factory:
             return {"kind": "zoo", "name": name}
@@ -221,6 +226,8 @@ def _made_of(code: Code, slot: str, source: Source, depth: int) -> Any:
         return ZOO[code["name"]]
     if kind == "strategy":
         return strategy(code["name"], code["knobs"])
+    if kind == "tokenize":
+        return Tokenize.of(code["settings"])
     return _partial(code["of"], code["args"], source, depth)
 
 

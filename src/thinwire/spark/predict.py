@@ -17,6 +17,8 @@ from thinwire.cluster.shipping import packed
 from thinwire.data.columns import RaggedError, count_nulls, dense, is_tensor, prepared, stored_array
 from thinwire.errors import DataError
 from thinwire.models.program import ROWS
+from thinwire.replicas.calls import Given, called, scores
+from thinwire.replicas.frozen import load_over_base, refuse_other_base
 
 _modules: dict[str, nn.Module] = {}
 """Networks that this Python process has built, by their predictors' digests: Spark uses it for many tasks."""
@@ -32,18 +34,22 @@ class Predictor:
         weights: as safetensors.
         digest: of the weights, with what tells the network from others of equal weights.
         inputs: columns given to the network.
+        reads: columns of the data that they are made of.
         task: "classification" or "regression".
         batch_size: rows of one forward pass.
         transform: what the training had, if anything.
+        base: a digest of the frozen parameters, where `weights` are without them.
     """
 
     skeleton: Callable[[], nn.Module] = field(repr=False)
     weights: bytes = field(repr=False)
     digest: str
     inputs: tuple[str, ...]
+    reads: tuple[str, ...]
     task: str
     batch_size: int
     transform: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    base: str | None = None
 
     def module(self) -> nn.Module:
         """The network, ready to predict; built once a process."""
@@ -53,21 +59,23 @@ class Predictor:
             while len(_modules) >= MOST_MODULES:
                 _modules.pop(next(iter(_modules)))
             module = self.skeleton()
-            # Weights are copied into what is not empty: tied ones stay tied.
-            empty = any(value.is_meta for value in module.state_dict().values())
-            module.load_state_dict(load(self.weights), assign=empty)
+            empty = any(value.is_meta for value in module.state_dict().values())  # others: tied ones stay tied
+            load_over_base(module, load(self.weights), assign=empty)
+            if self.base is not None:
+                refuse_other_base(module, self.base, "the network of this model")
             _modules[self.digest] = module.to(_device()).eval()
         return _modules[self.digest]
 
     def __call__(self, columns: Sequence[Any]) -> tuple[np.ndarray[Any, Any], ...]:
         """Raw predictions, probabilities and predictions of some rows; predictions only in a regression."""
-        batch = prepared(pa.RecordBatch.from_arrays(list(columns), names=list(self.inputs)), self.inputs)
+        batch = prepared(pa.RecordBatch.from_arrays(list(columns), names=list(self.reads)), self.reads)
         if not batch.num_rows:
             return self._shaped(torch.zeros(0, 1))
         module, outputs = self.module(), []
         with torch.inference_mode():
             for start in range(0, batch.num_rows, self.batch_size):
-                outputs.append(module(*self._tensors(batch.slice(start, self.batch_size))).float().cpu())
+                given = Given(tuple(self._tensors(batch.slice(start, self.batch_size))), self.inputs)
+                outputs.append(scores(called(module, given)).float().cpu())
         return self._shaped(torch.cat(outputs))
 
     def examples(self, row: Any, *, whole: bool = False) -> list[torch.Tensor]:
@@ -82,7 +90,7 @@ class Predictor:
         module = self.module()
         with torch.inference_mode():
             tensors = self.tensors(given, whole=getattr(module, "takes_columns", False))
-            return self._shaped(module(*tensors).float().cpu())
+            return self._shaped(scores(called(module, Given(tuple(tensors), self.inputs))).float().cpu())
 
     def _tensors(self, batch: Any) -> list[torch.Tensor]:
         given = {name: _column(name, array) for name, array in zip(batch.schema.names, batch.columns, strict=True)}
@@ -184,7 +192,7 @@ def as_udf(predictor: Predictor, names: Sequence[str], kind: str) -> Any:
     """A vectorised UDF: over Arrow where this Spark has those, or else over pandas."""
     from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
-    single, shipped = len(predictor.inputs) == 1, Shipped(predictor)
+    single, shipped = len(predictor.reads) == 1, Shipped(predictor)
     if not hasattr(F, "arrow_udf"):
         return _over_pandas(shipped, names, kind, single)
 

@@ -26,7 +26,8 @@ class Stream:
 
     def __init__(self, replica: Any, tuples: Sequence[Fragment], *, together: bool) -> None:
         self._replica, self._tuples = replica, tuples
-        self._waits = together or replica.spec.clip_norm is not None
+        spec = replica.spec
+        self._waits = together or spec.clip_norm is not None or spec.accumulate > 1 or spec.precision == "float16"
         """Whether nothing is sent before all of the gradient is known."""
         self.values = torch.zeros(replica.parameters.size)
         self._feed: Callable[[list[int], frozenset[int]], None] | None = None

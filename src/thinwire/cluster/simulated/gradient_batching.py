@@ -171,7 +171,7 @@ class LabReplica(TorchReplica):
         """Makes them unheard of: they are computed before the moment at which the step is over."""
         asked = [p for p in self.parameters.tensors if p.requires_grad]  # it may change as a run goes on
         for parameter, gradient in zip(asked, torch.autograd.grad(loss, asked, allow_unused=True), strict=True):
-            parameter.grad = gradient
+            parameter.grad = gradient if parameter.grad is None or gradient is None else parameter.grad + gradient
 
 
 def _unmeasured() -> float:

@@ -28,8 +28,9 @@ class _Batch(NamedTuple):
 
 
 def capturable(replica: TorchReplica) -> bool:
-    """Whether a replica's pass is the same each time: no search, no chains that are kept."""
-    return replica.device.type == "cuda" and type(replica.spec.algorithm) is BackPropagation and not replica.searches
+    """Whether a replica's pass is the same each time: no search, no chains that are kept, no branches by name."""
+    plain = type(replica.spec.algorithm) is BackPropagation and not replica.searches
+    return plain and replica.device.type == "cuda" and replica.is_plain
 
 
 class Graphs:

@@ -25,6 +25,7 @@ def stackable(replica: TorchReplica) -> bool:
     return (
         plain
         and not replica.searches
+        and replica.is_plain
         and replica.device.type == "cpu"
         and not any(isinstance(m, kinds) for m in replica.module.modules())
     )

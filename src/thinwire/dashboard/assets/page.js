@@ -41,7 +41,10 @@ function take(message) {
   run.head = message.head;
   run.count = message.count;
   for (const name of ["workers", "fragments"]) if (message[name]) run[name] = message[name];
-  if (message.marks) run.marks = run.marks.concat(message.marks).slice(-400);
+  if (message.marks) { // one that came again takes the place of the line that said the same
+    const again = new Set(message.marks.map((mark) => mark.id));
+    run.marks = run.marks.filter((mark) => !again.has(mark.id)).concat(message.marks).slice(-400);
+  }
   for (const [name, part] of Object.entries(message.series)) {
     const known = run.series[name];
     if (!known || known.v !== part.v) run.series[name] = { v: part.v, p: part.p, last: part.last };
@@ -74,16 +77,20 @@ function points(run, name) { // what was folded, and the newest beside it
   const series = run.series[name];
   return !series ? [] : series.last ? [...series.p, series.last] : series.p;
 }
+function origin(run) { // when workers began to step: what was before is start-up, of machines and not of the training
+  return run.head.stepping ?? run.head.began ?? 0;
+}
 function rates(run, over, column) { // of counters: how fast they grew between two points
-  const told = points(run, "total"), began = run.head.began ?? 0, found = [];
+  const told = points(run, "total"), began = origin(run), found = [];
   for (let i = 1; i < told.length; i += 1) {
+    if (told[i][0] <= began) continue;
     const wide = over === 0 ? told[i][0] - told[i - 1][0] : told[i][over] - told[i - 1][over];
     if (wide > 0) found.push([told[i][0] - began, (told[i][column] - told[i - 1][column]) / wide]);
   }
   return found;
 }
 function curve(run, name) {
-  const began = run.head.began ?? 0, steps = $("across").value === "steps";
+  const began = origin(run), steps = $("across").value === "steps";
   return points(run, name).map(([t, s, v]) => [steps ? s : t - began, v]);
 }
 const metrics = (run) => Object.keys(run.series).filter((name) => name.startsWith("m:"));
@@ -115,7 +122,7 @@ function drawOne(run) {
   ]);
   lanes.update({
     lanes: run.workers.map((w) => ({ worker: w.worker, points: points(run, `w:${w.worker}`) })),
-    marks: run.marks, began: run.head.began ?? 0, now: run.head.now ?? 1,
+    marks: run.marks.filter((mark) => mark.t >= origin(run)), began: origin(run), now: run.head.now ?? 1,
   });
   table(run);
   list(run);
@@ -140,7 +147,7 @@ function drawAll() { // several runs side by side
   $("compared-head").replaceChildren(...cells("th", ["run", "strategy", "workers", "time", "rows", "rows a second", "sent", "lost", ...names]));
   $("compared").replaceChildren(...every.map((run) => {
     const last = points(run, "total").at(-1) ?? [0, 0, 0], took = (run.head.now ?? 0) - (run.head.began ?? 0), row = document.createElement("tr");
-    const facts = [run.title, run.head.strategy ?? "", run.head.workers ?? "", seconds(took), short(last[1], 4), short(last[1] / took, 3), bytes(last[2]), run.lost ?? 0];
+    const facts = [run.title, run.head.strategy ?? "", run.head.workers ?? "", seconds(took), short(last[1], 4), short(run.head.rows_per_s, 3), bytes(last[2]), run.lost ?? 0];
     row.append(...cells("td", [...facts, ...names.map((name) => short(run.head.metrics?.[name]))]));
     return row;
   }));
@@ -148,10 +155,10 @@ function drawAll() { // several runs side by side
 
 function tiles(run) {
   const head = run.head, last = points(run, "total").at(-1) ?? [0, 0, 0, 0, 0, 0];
-  const rate = rates(run, 0, 1).slice(-5), live = run.workers.filter((w) => w.state === "stepping").length;
+  const live = run.workers.filter((w) => w.state === "stepping").length;
   const facts = [
     ["rows", short(last[1], 3)],
-    ["rows a second", short(rate.reduce((sum, [, v]) => sum + v, 0) / (rate.length || 1), 3)],
+    ["rows a second", short(run.head.rows_per_s, 3)],
     ["stepping", percent(last[5] > 0 ? Math.min(1, last[4] / last[5]) : NaN)],
     ["sent", bytes(last[2])],
     ["workers", head.state === "ended" ? String(run.workers.length) : `${live} of ${head.workers ?? "?"}`],
@@ -189,15 +196,15 @@ function table(run) {
 }
 
 function list(run) {
-  const began = run.head.began ?? 0, newest = `${run.title} ${run.marks.at(-1)?.n}`;
+  const began = origin(run), newest = `${run.title} ${run.marks.at(-1)?.n}`;
   if ($("marks").dataset.newest === newest) return;
   $("marks").dataset.newest = newest;
   $("marks").replaceChildren(...run.marks.slice(-200).reverse().map((mark) => {
     const item = document.createElement("li"), when = document.createElement("time"), kind = document.createElement("b");
     item.dataset.kind = mark.kind;
-    when.textContent = seconds(mark.t - began);
+    when.textContent = seconds(Math.max(0, mark.t - began));
     kind.textContent = mark.kind;
-    item.append(when, " ", kind, mark.text);
+    item.append(when, " ", kind, mark.times > 1 ? `${mark.text} (${mark.times} times)` : mark.text);
     return item;
   }));
 }
