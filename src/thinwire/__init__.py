@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from thinwire.cluster.simulated import Fault, Simulated
     from thinwire.cluster.spark import Spark
     from thinwire.coordinator.stopping import EarlyStopping
+    from thinwire.data.tables import TableEncoder
     from thinwire.placement.kinds import Pipeline, Planned, TensorParallel, Whole
     from thinwire.protocol.deadlines import Deadlines
     from thinwire.replicas import Algorithm, BackPropagation, ConjugateGradient, ContrastiveDivergence
@@ -55,6 +56,7 @@ _HOMES = {
     "SparkNet": "thinwire.strategies",
     "Strategy": "thinwire.strategies",
     "Synchronous": "thinwire.strategies",
+    "TableEncoder": "thinwire.data.tables",
     "TensorParallel": "thinwire.placement.kinds",
     "Whole": "thinwire.placement.kinds",
     "__version__": "thinwire.version",
@@ -90,6 +92,7 @@ __all__ = [
     "SparkNet",
     "Strategy",
     "Synchronous",
+    "TableEncoder",
     "TensorParallel",
     "Whole",
     "__version__",

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
+import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from thinwire.cluster.base import Cluster
 from thinwire.cluster.local import Local
-from thinwire.data import open_source
-from thinwire.data.columns import dense
+from thinwire.data import Shard, open_source, write_shard
+from thinwire.data.sources import plain
 from thinwire.errors import ConfigError, nearest
 from thinwire.events import Event
-from thinwire.models import imported
 from thinwire.placement import Placement
 from thinwire.recipe import Recipe
 from thinwire.run.arguments import checked
 from thinwire.run.session import Result, fit
+from thinwire.run.tables import OfTable, Transform, of_table
 
 DIGITS = "digits"
 BATCH_SIZE = 64
@@ -74,7 +77,7 @@ def run(
     by_caffe = recipe.model.caffe is not None or train.solver is not None
     folder = out or recipe.run.out
     asked: dict[str, Any] = {
-        "model": None if by_caffe else model_name(recipe),
+        "model": None if by_caffe else model_of(recipe),
         "data": data.source or DIGITS,
         "inputs": data.inputs,
         "label": data.label,
@@ -94,7 +97,7 @@ def run(
         "codec": recipe.exchange.codec,
         "until": train.until,
         "weight": data.weight,
-        "transform": data.transform,
+        "transform": transform_of(recipe),
         "stop": train.stop,
         "restore_best": train.restore_best,
         "clip_norm": train.clip_norm,
@@ -132,18 +135,22 @@ def _trackers(recipe: Recipe) -> list[Callable[[Event], Any]]:
     return found
 
 
-def first_rows(recipe: Recipe, names: Sequence[str] | None) -> dict[str, torch.Tensor]:
+def first_rows(
+    recipe: Recipe, names: Sequence[str] | None, transform: Transform | None = None
+) -> dict[str, torch.Tensor]:
     """The first rows of a recipe's data, as the model would get them: these columns, or all but label and weight."""
     data = recipe.data
-    source = open_source(data.source or DIGITS)
+    source = plain(open_source(data.source or DIGITS))
     batch = next(iter(source.batches())).slice(0, 2)
     if names is None:
         names = [name for name in source.schema.names if name not in (data.label, data.weight)]
-    values: dict[str, Any] = {name: torch.from_numpy(dense(batch.column(name)).copy()) for name in names}
-    own = None if data.transform is None else imported("data.transform", data.transform)
-    for transform in (source.transform, own):
-        values = values if transform is None else transform(values)
-    return {name: values[name] for name in names}
+    with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
+        path = os.path.join(folder, "rows")
+        write_shard(path, [batch], source.schema, nullable=True)
+        values: dict[str, Any] = Shard.open(path).take(np.arange(batch.num_rows))
+    for each in (source.transform, transform):
+        values = values if each is None else each(values)
+    return {name: torch.as_tensor(values[name]) for name in names}
 
 
 def import_modules(recipe: Recipe) -> None:
@@ -153,6 +160,36 @@ def import_modules(recipe: Recipe) -> None:
             importlib.import_module(name)
         except (ImportError, ValueError) as error:  # the last of no name of a module
             raise ConfigError(f"model.modules = {name!r}: {error}; is its folder on PYTHONPATH?") from error
+
+
+def model_of(recipe: Recipe) -> str | dict[str, Any]:
+    """The network that a recipe names, with its settings."""
+    name, settings = model_name(recipe), recipe.model.settings
+    if settings and recipe.model.zoo is None:
+        raise ConfigError(
+            "model.settings are of a network of model.zoo; a factory of your own takes none: leave them out"
+        )
+    return {**settings, "name": name} if settings else name
+
+
+def transform_of(recipe: Recipe) -> Any:
+    """What a recipe has batches go through."""
+    if recipe.data.table is not None and recipe.data.transform is not None:
+        raise ConfigError(
+            "data.table and data.transform exclude each other; make the columns in SQL or in the data, or have a "
+            "transform of your own call a TableEncoder"
+        )
+    if recipe.data.table is None:
+        return recipe.data.transform
+    return checked({"transform": recipe.data.table}, {"transform": "data.table"})["transform"]
+
+
+def table_of(recipe: Recipe) -> OfTable:
+    """A recipe's network and inputs, and its transform, fitted where it is a table's encoder."""
+    data = recipe.data
+    besides = {"data.label": data.label, "data.weight": data.weight}
+    source, model, transform = data.source or DIGITS, model_of(recipe), transform_of(recipe)
+    return of_table(model, transform, source, inputs=data.inputs, besides=besides, validation=data.validation)
 
 
 def model_name(recipe: Recipe) -> str:

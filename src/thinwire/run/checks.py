@@ -169,4 +169,5 @@ def wanted_for(trial: Trial, *, validation: Any, indicator: str | None) -> Wante
         label=None if trial.transforms else columns.label,
         labels=columns.labels,
         measure=trial,
+        nullable=trial.nullable,
     )

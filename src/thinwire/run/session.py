@@ -21,10 +21,12 @@ from thinwire import events, logs
 from thinwire.checkpoint import CheckpointStore, Manifest, write_file
 from thinwire.checkpoint.finite import why_not_finite
 from thinwire.cluster.base import Cluster, Site
-from thinwire.cluster.frames import is_frame
+from thinwire.cluster.frames import decode_images, is_frame
 from thinwire.cluster.local import Local
 from thinwire.coordinator.outcome import Policy
 from thinwire.coordinator.stopping import EarlyStopping
+from thinwire.data.columns import Nullable
+from thinwire.data.tables import TableEncoder
 from thinwire.errors import CheckpointError, ConfigError, Interrupted, LostWorkersError, ThinwireError
 from thinwire.models import model_by_name
 from thinwire.placement import Placement, Whole, refuse_unreadable
@@ -58,6 +60,7 @@ from thinwire.run.job import Columns, Job, Transform
 from thinwire.run.optimizers import refuse_optimizer
 from thinwire.run.run_log import RunLog
 from thinwire.run.searches import Setup, refuse_searches
+from thinwire.run.tables import of_table
 from thinwire.run.trial import Trial
 from thinwire.strategies import Relay, Strategy, name_of
 from thinwire.transport.ports import Hub, Wire
@@ -75,11 +78,13 @@ class Result:
         model: the trained module, on the CPU, in evaluation mode.
         history: one row an evaluation.
         summary: the run in numbers; also `summary.json`.
+        transform: what rows went through before the model, a `TableEncoder` fitted; None where `fit` was given none.
     """
 
     model: nn.Module
     history: list[dict[str, Any]]
     summary: dict[str, Any]
+    transform: Transform | None = None
 
     def frame(self, spark: Any = None) -> Any:
         """The history as a pandas DataFrame, or as one of the Spark session that is given."""
@@ -103,7 +108,7 @@ class Result:
 
 @checks_arguments
 def fit(
-    model: nn.Module | Callable[[], nn.Module] | str,
+    model: nn.Module | Callable[[], nn.Module] | str | Mapping[str, Any],
     data: Any,
     *,
     inputs: Sequence[str] | None = None,
@@ -124,7 +129,7 @@ def fit(
     batch_size: int = 64,
     validation: Any = None,
     weight: str | None = None,
-    transform: Transform | str | None = None,
+    transform: Transform | str | Mapping[str, Any] | None = None,
     metrics: str | Sequence[str] | Mapping[str, Metric] | None = None,
     stop: EarlyStopping | Mapping[str, Any] | None = None,
     restore_best: bool | None = None,
@@ -147,7 +152,8 @@ def fit(
     `optimizer={"name": "sgd", "lr": 0.1}`, `scheduler={"name": "step", "step_size": 5}`, `stop={"patience": 3}`.
 
     Args:
-        model: a module, a factory of one, or a built-in name. A factory is called under the seed on every worker.
+        model: a module, a factory of one, a built-in name, or that with settings, {"name": "deepfm", "width": 8}. A
+            factory is called under the seed on every worker.
         data: arrays, an Arrow table, a Parquet path or glob, or a built-in set such as "digits".
         inputs: columns given to the model, in its order; None takes all but label and weight.
         label: the column the loss compares with; None calls the loss with the output alone.
@@ -167,7 +173,8 @@ def fit(
         batch_size: rows of one step of one worker.
         validation: a share of the rows, or data of its own.
         weight: a column of row weights.
-        transform: a function from a batch's columns to a batch's columns, run on the workers.
+        transform: a function from a batch's columns to a batch's columns, run on the workers; it sees nulls, and fills
+            them. Or a `TableEncoder`, which is fitted on the training rows, and its columns are the inputs.
         metrics: names, or by name callables that give one number a row, `MetricOfSums`, or metrics of torchmetrics;
             measured on the validation rows.
         stop: early stopping.
@@ -188,7 +195,10 @@ def fit(
         progress: show a live display; only on a terminal or in a notebook unless said. True writes lines into a log.
     """
     out, resume = cast("str | None", out), cast("str | None", resume)  # by now arguments have one form
-    placement, transform = cast("Placement | None", placement), cast("Transform | None", transform)
+    placement = cast("Placement | None", placement)
+    besides = {"label": label, "weight": weight, "validation": validation if isinstance(validation, str) else None}
+    model, transform, inputs = of_table(model, transform, data, inputs=inputs, besides=besides, validation=validation)
+    own = None if isinstance(transform, TableEncoder) else transform
     stop = cast("EarlyStopping | None", stop)
     chosen: Any = strategy or Relay()
     where = (cluster or _default_cluster(data)).site(data)
@@ -242,7 +252,13 @@ def fit(
             transform=in_turn(opened.transform, transform),
         )
         trial = Trial(
-            factory, spec, columns, batch_size, transforms=transform is not None, validated=validation is not None
+            factory,
+            spec,
+            columns,
+            batch_size,
+            transforms=own is not None,
+            validated=validation is not None,
+            nullable=nullable_of(transform),
         )
         wanted = wanted_for(trial, validation=validation, indicator=opened.indicator)
         dealt = opened.deal(wanted, folder)
@@ -323,7 +339,7 @@ def fit(
             _write_summary(f"{out.rstrip('/')}/summary.json", summary)
         if trained is None:
             raise Interrupted(run.how_to_resume(out, outcome))
-        result = Result(trained, outcome.history, summary)
+        result = Result(trained, outcome.history, summary, transform)
         for callback in callbacks:
             _finish(callback, result)
         return result
@@ -387,6 +403,15 @@ def in_turn(first: Transform | None, second: Transform | None) -> Transform | No
     if first is None or second is None:
         return first or second
     return functools.partial(composed, first, second)
+
+
+def nullable_of(transform: Transform | None) -> Nullable:
+    """Which columns may have nulls, since this transform fills them."""
+    if isinstance(transform, TableEncoder):
+        return transform.columns
+    if isinstance(transform, functools.partial) and transform.func is composed:
+        return nullable_of(transform.args[1])
+    return transform is not None and not (isinstance(transform, functools.partial) and transform.func is decode_images)
 
 
 def composed(first: Transform, second: Transform, columns: dict[str, Any]) -> dict[str, Any]:

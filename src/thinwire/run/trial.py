@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from thinwire.data import Batch, Loader, Position, Sampler, Shard, write_shard
+from thinwire.data.columns import Nullable
 from thinwire.data.labels import look_at
 from thinwire.errors import ConfigError, DataError, ThinwireError
 from thinwire.replicas import BackPropagation, TrainSpec
@@ -67,6 +68,7 @@ class Trial:
         transforms: whether the user's own transform makes columns. It may have effects of its own, so that only workers
             call it; without it all labels are looked at as rows are dealt out.
         validated: whether there are validation rows to measure metrics on.
+        nullable: which columns may have nulls, since a transform fills them.
     """
 
     model: Any
@@ -75,6 +77,7 @@ class Trial:
     batch_size: int
     transforms: bool
     validated: bool
+    nullable: Nullable = False
 
     def __call__(self, row: Any) -> tuple[int, ...] | None:
         """The shape of the network's output for one row; None where it cannot be told here.
@@ -135,7 +138,7 @@ class Trial:
         with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
             path = os.path.join(folder, "row")
             try:
-                write_shard(path, [row] * rows, row.schema)
+                write_shard(path, [row] * rows, row.schema, nullable=self.nullable)
             except DataError:  # nulls, say: told of with their number as rows are dealt out
                 return None
             loader = Loader(

@@ -14,8 +14,20 @@ from torch import nn
 
 from thinwire.cluster.sessions import gpu_given
 from thinwire.cluster.shipping import packed
-from thinwire.data.columns import RaggedError, count_nulls, dense, is_tensor, prepared, stored_array
+from thinwire.data.columns import (
+    RaggedError,
+    count_nulls,
+    dense,
+    form_with_nulls,
+    is_tensor,
+    may_be_null,
+    prepared,
+    shown_with_nulls,
+    stored_array,
+)
+from thinwire.data.loader import refuse_unfilled
 from thinwire.errors import DataError
+from thinwire.run.session import nullable_of
 
 _modules: dict[str, nn.Module] = {}
 """Networks that this Python process has built, by their predictors' digests: Spark uses it for many tasks."""
@@ -69,7 +81,9 @@ class Predictor:
         return self._shaped(torch.cat(outputs))
 
     def _tensors(self, batch: Any) -> list[torch.Tensor]:
-        given = {name: _column(name, array) for name, array in zip(batch.schema.names, batch.columns, strict=True)}
+        nullable = nullable_of(self.transform)
+        pairs = zip(batch.schema.names, batch.columns, strict=True)
+        given = {name: _column(name, array, nullable=may_be_null(name, nullable)) for name, array in pairs}
         if self.transform is not None:
             given = self.transform(given)
         device = _device()
@@ -82,6 +96,8 @@ class Predictor:
                         f"column {name!r} is no tensor; train and predict with a transform that makes it one"
                     )
                 value = torch.from_numpy(np.ascontiguousarray(value))
+            if count_nulls(batch.column(name)):
+                refuse_unfilled(name, value)
             found.append((value.float() if value.dtype == torch.float64 else value).to(device))
         return found
 
@@ -117,10 +133,17 @@ class Shipped:
         return self._opened(columns)
 
 
-def _column(name: str, array: Any) -> Any:
-    if nulls := count_nulls(array):
+def _column(name: str, array: Any, *, nullable: bool) -> Any:
+    nulls = count_nulls(array)
+    if nulls and nullable:
+        stored = stored_array(array)
+        form = form_with_nulls([stored])
+        shown = shown_with_nulls(stored, form)
+        return shown if form is None else torch.from_numpy(shown.copy())
+    if nulls:
         raise DataError(
-            f"column {name!r} has {nulls} nulls; a prediction needs a value in every row. Fill or drop them."
+            f"column {name!r} has {nulls} nulls; a prediction needs a value in every row. Fill or drop them, "
+            "or train with a transform that fills them."
         )
     if not is_tensor(array.type):
         return array.to_numpy(zero_copy_only=False)
