@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from thinwire.protocol.deadlines import Deadlines
     from thinwire.replicas import Algorithm, BackPropagation, ConjugateGradient, ContrastiveDivergence
     from thinwire.replicas.metrics import MeanOfBatch, MetricOfSums
+    from thinwire.replicas.quantiles import QuantileLoss
     from thinwire.run.session import Result, fit
     from thinwire.strategies import (
         EASGD,
@@ -49,6 +50,7 @@ _HOMES = {
     "ParameterTable": "thinwire.strategies",
     "Pipeline": "thinwire.placement.kinds",
     "Planned": "thinwire.placement.kinds",
+    "QuantileLoss": "thinwire.replicas.quantiles",
     "Relay": "thinwire.strategies",
     "Result": "thinwire.run.session",
     "Simulated": "thinwire.cluster.simulated",
@@ -85,6 +87,7 @@ __all__ = [
     "ParameterTable",
     "Pipeline",
     "Planned",
+    "QuantileLoss",
     "Relay",
     "Result",
     "Simulated",

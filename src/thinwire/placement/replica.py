@@ -19,6 +19,7 @@ from thinwire.placement.deferred import frugal, network_of
 from thinwire.placement.kinds import Layered
 from thinwire.placement.portions import Portion
 from thinwire.planning.graph import graph_on
+from thinwire.replicas.metrics import condense
 from thinwire.replicas.objectives import OptimizerFactory
 from thinwire.replicas.torch import TorchReplica, TrainSpec, optimizer_of, resolve_device
 from thinwire.rules.optimizer import seated
@@ -170,6 +171,7 @@ class GroupReplica(TorchReplica, ABC):
         finally:
             self.module.train(training)
             self._met = False
+        condense(self._metrics, sums, whole=True)
         return sums, weights, rows
 
     def recalibrate(self, batches: Iterator[Any], model: Tensor) -> None:

@@ -21,7 +21,7 @@ from thinwire.parameters import Buffers, FlatParameters
 from thinwire.replicas.algorithms import Algorithm, BackPropagation, Memory
 from thinwire.replicas.flaws import Flaw, flaw_of
 from thinwire.replicas.keras import KerasModule, is_keras
-from thinwire.replicas.metrics import measure
+from thinwire.replicas.metrics import condense, measure
 from thinwire.replicas.objectives import (
     Loss,
     Metric,
@@ -289,6 +289,7 @@ class TorchReplica:
                     rows += batch.num_rows
         finally:
             self.module.train(training)
+        condense(self._metrics, sums, whole=True)
         return sums, weights, rows
 
     def _measure(self, batch: Any, output: Any, sums: dict[str, float], weights: dict[str, float]) -> None:
@@ -301,6 +302,7 @@ class TorchReplica:
             sums[name] = sums.get(name, 0.0) + total
             if counted is not None:
                 weights[name] = weights.get(name, 0.0) + counted
+        condense(self._metrics, sums, whole=False)
 
     def recalibrate(self, batches: Iterator[Any], model: Tensor) -> None:
         """Measures batch-norm statistics anew under another vector's parameters, into this module's buffers."""

@@ -21,6 +21,9 @@ from thinwire.replicas.objectives import Metric, NamedOptimizer, NamedScheduler
 from thinwire.run.trial import Trial
 from thinwire.strategies import Measured, Served, Strategy, name_of
 
+SHARES = ("accuracy", "auc", "average_precision", "f1")
+"""Metrics from 0 to 1."""
+
 
 def carrier_for(asked: str, strategy: Strategy, where: Site) -> str:
     """The exchange that carries a strategy; refuses one that cannot."""
@@ -122,10 +125,10 @@ def target_for(
         return None
     target = Target.parse(until)
     refuse_unmeasured("until", target.metric, measured, validated=validated)
-    shares = not isinstance(metrics, Mapping) and target.metric == "val_accuracy"
+    shares = not isinstance(metrics, Mapping) and target.metric.removeprefix("val_") in SHARES
     if shares and (target.value > 1 if target.at_least else target.value < 0):
         raise ConfigError(
-            f"until = {until!r} cannot be reached: val_accuracy is a share from 0 to 1; write 0.97 for 97 %"
+            f"until = {until!r} cannot be reached: {target.metric} is a share from 0 to 1; write 0.97 for 97 %"
         )
     return target
 

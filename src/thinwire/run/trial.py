@@ -35,6 +35,7 @@ from thinwire.replicas import BackPropagation, TrainSpec
 from thinwire.replicas.labels import WrongLabels
 from thinwire.replicas.metrics import computed, measure
 from thinwire.replicas.objectives import Objective, metrics_of
+from thinwire.replicas.quantiles import QUANTILES
 from thinwire.replicas.torch import build_module
 from thinwire.run.job import Columns
 
@@ -308,7 +309,7 @@ class Trial:
                         raise
 
 
-_ALIKE = ("mse", "l1", "smooth_l1", "bce_with_logits")
+_ALIKE = ("mse", "l1", "smooth_l1", "bce_with_logits", *QUANTILES)
 """Losses by name that compare output and label one by one, however they are laid out."""
 
 

@@ -14,9 +14,9 @@ certain shapes alone, whatever else could be imported:
 
 A network of the zoo may have settings, plain values for its own factory; a table is the plain values of a
 `TableEncoder`. A partial is of `decode_images` with the names of columns, or of two transforms in turn. In every slot a
-pickle is run where the caller allows it. An optimizer and a scheduler may have settings beside their names: keyword arguments of
-torch's own classes, in plain values. A name is never called here; what it may be called with later is otherwise not
-for the data to say.
+pickle is run where the caller allows it. An optimizer and a scheduler may have settings beside their names: keyword
+arguments of torch's own classes, in plain values. A name is never called here; what it may be called with later is
+otherwise not for the data to say.
 """
 
 from __future__ import annotations
