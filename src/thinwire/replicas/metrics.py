@@ -117,8 +117,8 @@ def measure(name: str, given: Any, output: Any, label: Any, weight: Tensor | Non
         ConfigError: it gives one number for the batch, which cannot be merged.
     """
     if isinstance(given, OfScores):
-        counts = given.counts(output, label, weight)
-        return {f"{name}{_MARK}{key}": (value, None) for key, value in counts.items()}
+        by_score = given.counts(output, label, weight)
+        return {f"{name}{_MARK}{key}": (value, None) for key, value in by_score.items()}
     if isinstance(given, (MetricOfSums, _OfTorch, _Weighted)):
         found = given.sums(output, label, weight) if isinstance(given, _Weighted) else given.sums(output, label)
         if not isinstance(found, Mapping) or not found:

@@ -130,7 +130,7 @@ def _coded(score: Array) -> Array:
     [-1065353217, -1056964609, 0, 0, 1073741824]
     """
     bits = (score + np.float32(0)).view(np.int32).astype(np.int64)
-    return np.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return np.asarray(np.where(bits < 0, bits ^ 0x7FFFFFFF, bits))
 
 
 def scores_of(name: str, output: Any, label: Tensor) -> tuple[Array, Array]:

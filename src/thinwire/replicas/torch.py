@@ -33,6 +33,7 @@ from thinwire.replicas.objectives import (
 from thinwire.replicas.owed import Owed
 from thinwire.replicas.schedules import Asked, begun, go_on, plain, position, resume
 from thinwire.replicas.searches import needs_closure, step_along
+from thinwire.replicas.sparse import leave_unchecked, make_dense, takes_sparse
 from thinwire.rules.finite import is_finite
 
 
@@ -63,6 +64,8 @@ class TrainSpec:
     precision: Literal["float32", "bfloat16"] = "float32"
     device: str = "auto"
     seed: int = 0
+    dense: str | None = None
+    """Why gradients of embeddings are to be dense, in words; None where a worker steps along its own."""
 
 
 PIECE_BYTES = 8 << 20
@@ -117,6 +120,9 @@ class TorchReplica:
         self.buffers = Buffers(trained)
         self.optimizer = self.optimizer_by(spec.optimizer)
         self._asked_for = _settings(self.optimizer)
+        if spec.dense is not None or spec.clip_norm is not None or not takes_sparse(self.optimizer):
+            make_dense(trained)
+        leave_unchecked(trained)
         self.scheduler = spec.scheduler(self.optimizer) if spec.scheduler else None
         self._plateau = isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         self.steps = 0
@@ -200,6 +206,9 @@ class TorchReplica:
     def clip(self) -> None:
         """Makes the gradients as short as they are to be at most."""
         if self.spec.clip_norm is not None:
+            for parameter in self.parameters.tensors:
+                if parameter.grad is not None and parameter.grad.is_sparse:  # of a function; modules are dense by now
+                    parameter.grad = parameter.grad.to_dense()
             nn.utils.clip_grad_norm_(self.parameters.tensors, self.spec.clip_norm)
 
     def advance(self) -> None:

@@ -19,7 +19,7 @@ from thinwire.replicas import Algorithm, BackPropagation, ContrastiveDivergence,
 from thinwire.replicas.labels import labels_of
 from thinwire.replicas.objectives import Metric, NamedOptimizer, NamedScheduler
 from thinwire.run.trial import Trial
-from thinwire.strategies import Measured, Served, Strategy, name_of
+from thinwire.strategies import MPCA, Measured, Served, Strategy, name_of
 
 SHARES = ("accuracy", "auc", "average_precision", "f1")
 """Metrics from 0 to 1."""
@@ -66,6 +66,15 @@ def placement_for(given: Placement | None, strategy: Strategy, carrier: str, whe
     if strategy.helpers:
         raise ConfigError("servers='driver' serves whole replicas; with a placement use servers='spread', or a number")
     return placement
+
+
+def why_dense(strategy: Strategy, placement: Placement) -> str | None:
+    """What makes the gradients of embeddings dense, in words; None where workers step along their own."""
+    if strategy.subject == "gradients":
+        return f"{name_of(strategy)} exchanges dense gradients"
+    if placement.group_size > 1:
+        return f"{placement!r} spreads the model over workers"
+    return "MPCA adds a pull to every gradient" if isinstance(strategy, MPCA) else None
 
 
 def metrics_for(given: Sequence[str] | Mapping[str, Metric] | None, loss: object) -> Any:

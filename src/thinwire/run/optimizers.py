@@ -14,6 +14,7 @@ from thinwire.placement import Pipeline, Placement, stand_in
 from thinwire.placement.deferred import network_of
 from thinwire.replicas import TrainSpec
 from thinwire.replicas.searches import needs_closure
+from thinwire.replicas.sparse import refuse_sparse_adam
 from thinwire.replicas.torch import optimizer_of
 from thinwire.rules.optimizer import FlatOptimizer
 from thinwire.strategies import ParameterTable, Strategy, name_of
@@ -42,6 +43,7 @@ def refuse_optimizer(
     made = optimizer_of(factory, parameters, torch.device("cpu"))
     if needs_closure(made):
         return
+    refuse_sparse_adam(made, nn.Module(), dense=spec.dense, clip_norm=spec.clip_norm)
     rule = FlatOptimizer(factory, made)
     pipeline = isinstance(placement, Pipeline) and not table
     if not (rule.is_tensorwise if pipeline else rule.is_elementwise):

@@ -54,6 +54,7 @@ from thinwire.run.checks import (
     refuse_unvalidated,
     target_for,
     wanted_for,
+    why_dense,
 )
 from thinwire.run.driver import Earlier, Run
 from thinwire.run.job import Columns, Job, Transform
@@ -233,6 +234,7 @@ def fit(
     spread = placement_for(placement, chosen, carrier, where)
     if carrier == "spark" and deadlines is None:  # jobs are slow, and letters are not lost
         patience = dataclasses.replace(patience, stall_s=300.0, silence_s=60.0, prepare_s=60.0)
+    spec = dataclasses.replace(spec, dense=why_dense(chosen, spread))
     refuse_impossible(spec, chosen, codec, spread, validated=validation is not None)
     refuse_optimizer(network, spec, chosen, spread)
     refuse_searches(factory, Setup(spec=spec, strategy=chosen, placement=spread, exchange=carrier, codec=codec))

@@ -36,6 +36,7 @@ from thinwire.replicas.labels import WrongLabels
 from thinwire.replicas.metrics import computed, measure
 from thinwire.replicas.objectives import Objective, metrics_of
 from thinwire.replicas.quantiles import QUANTILES
+from thinwire.replicas.sparse import refuse_sparse_adam
 from thinwire.replicas.torch import build_module
 from thinwire.run.job import Columns
 
@@ -275,6 +276,7 @@ class Trial:
                 f"optimizer gave {_kind(made)}; it must return a torch optimizer: "
                 "lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
             )
+        refuse_sparse_adam(made, module, dense=self.spec.dense, clip_norm=self.spec.clip_norm)
         if self.spec.scheduler is None:
             return
         moved = _called("scheduler", self.spec.scheduler, made, "the optimizer")
