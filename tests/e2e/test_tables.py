@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -171,8 +172,10 @@ def test_a_recipe_trains_a_table(tmp_path: Path, monkeypatch: Any, capsys: Any) 
     monkeypatch.chdir(tmp_path)
     FRAME.to_parquet("flights.parquet")
     Path("flights.toml").write_text(RECIPE)
-    assert main(["train", "flights.toml"]) == 0
+    assert main(["train", "flights.toml", "--out", "run"]) == 0
     assert "100%" in capsys.readouterr().out
+    encoder = tw.TableEncoder(categorical=["carrier", "hour"], numeric=["distance"], min_count=2).fit(FRAME)
+    assert tw.TableEncoder.of_state(json.loads(Path("run/encoder.json").read_text())) == encoder
     assert main(["train", "flights.toml", "--set", "data.transform=json:loads"]) != 0
     assert "data.table and data.transform exclude each other" in capsys.readouterr().err
     assert main(["train", "flights.toml", "--set", "data.table.categorcal=[]"]) != 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -12,10 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from thinwire.checkpoint import write_file
 from thinwire.cluster.base import Cluster
 from thinwire.cluster.local import Local
 from thinwire.data import Shard, open_source, write_shard
 from thinwire.data.sources import plain
+from thinwire.data.tables import TableEncoder
 from thinwire.errors import ConfigError, nearest
 from thinwire.events import Event
 from thinwire.placement import Placement
@@ -121,6 +124,8 @@ def run(
     )
     if by_caffe and folder is not None:
         keep(result.model, folder)
+    if isinstance(result.transform, TableEncoder) and folder is not None:
+        write_file(f"{folder.rstrip('/')}/encoder.json", (json.dumps(result.transform.state()) + "\n").encode())
     return result
 
 
