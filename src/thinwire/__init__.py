@@ -10,11 +10,13 @@ if TYPE_CHECKING:
     from thinwire.cluster.simulated import Fault, Simulated
     from thinwire.cluster.spark import Spark
     from thinwire.coordinator.stopping import EarlyStopping
+    from thinwire.data.tables import TableEncoder
     from thinwire.data.tokens import Collate, Tokenize
     from thinwire.placement.kinds import Pipeline, Planned, TensorParallel, Whole
     from thinwire.protocol.deadlines import Deadlines
     from thinwire.replicas import Algorithm, BackPropagation, ConjugateGradient, ContrastiveDivergence
     from thinwire.replicas.metrics import MeanOfBatch, MetricOfSums
+    from thinwire.replicas.quantiles import QuantileLoss
     from thinwire.run.session import Result, fit
     from thinwire.strategies import (
         EASGD,
@@ -50,6 +52,7 @@ _HOMES = {
     "ParameterTable": "thinwire.strategies",
     "Pipeline": "thinwire.placement.kinds",
     "Planned": "thinwire.placement.kinds",
+    "QuantileLoss": "thinwire.replicas.quantiles",
     "Relay": "thinwire.strategies",
     "Result": "thinwire.run.session",
     "Simulated": "thinwire.cluster.simulated",
@@ -57,6 +60,7 @@ _HOMES = {
     "SparkNet": "thinwire.strategies",
     "Strategy": "thinwire.strategies",
     "Synchronous": "thinwire.strategies",
+    "TableEncoder": "thinwire.data.tables",
     "Tokenize": "thinwire.data.tokens",
     "TensorParallel": "thinwire.placement.kinds",
     "Whole": "thinwire.placement.kinds",
@@ -87,6 +91,7 @@ __all__ = [
     "ParameterTable",
     "Pipeline",
     "Planned",
+    "QuantileLoss",
     "Relay",
     "Result",
     "Simulated",
@@ -94,6 +99,7 @@ __all__ = [
     "SparkNet",
     "Strategy",
     "Synchronous",
+    "TableEncoder",
     "TensorParallel",
     "Tokenize",
     "Whole",

@@ -100,7 +100,7 @@ class FlatParameters:
             if parameter.grad is None:
                 view.zero_()
             else:
-                view.copy_(parameter.grad)
+                view.copy_(_dense(parameter.grad))
 
     def absent(self) -> list[int]:
         """The parameters, by number, that have no gradient."""
@@ -114,7 +114,7 @@ class FlatParameters:
         for number, (parameter, view) in enumerate(zip(self.tensors, self.views(gradient), strict=True)):
             if number in absent:
                 parameter.grad = None
-            elif parameter.grad is None:
+            elif parameter.grad is None or parameter.grad.is_sparse:
                 parameter.grad = view.clone()
             else:
                 parameter.grad.copy_(view)
@@ -123,7 +123,7 @@ class FlatParameters:
         """Adds slices of the flat `term` to the gradients present (MPCA eq. 6)."""
         for parameter, view in zip(self.tensors, self.views(term), strict=True):
             if parameter.grad is not None:
-                parameter.grad.add_(view)
+                parameter.grad = _dense(parameter.grad).add_(view)
 
     def digest(self, values: Tensor | None = None) -> str:
         """A short fingerprint of names, shapes and values (these, or its own): equal on replicas that start equal."""
@@ -132,6 +132,10 @@ class FlatParameters:
             hashed.update(f"{name}:{tuple(parameter.shape)};".encode())
         hashed.update((self.vector if values is None else values).detach().cpu().numpy().tobytes())
         return hashed.hexdigest()
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient.to_dense() if gradient.is_sparse else gradient
 
 
 class Buffers:

@@ -27,6 +27,7 @@ class ModelSection:
     caffe: str | None = None
     weights: str | None = None
     modules: list[str] | None = None
+    settings: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,7 @@ class DataSection:
     weight: str | None = None
     validation: float | int | str | None = None
     transform: str | dict[str, Any] | None = None
+    table: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,8 @@ RANDOM = np.random.default_rng(0)
 X = RANDOM.standard_normal((ROWS, 4)).astype("f4")
 Y = RANDOM.integers(0, CLASSES, ROWS)
 W = RANDOM.uniform(0.1, 3.0, ROWS).astype("f4")
+BUCKETS = 8
+CATEGORIES = np.digitize(X[:, 0], np.linspace(-1.5, 1.5, BUCKETS - 1))
 INPUTS, LABELS, WEIGHTS = torch.from_numpy(X), torch.from_numpy(Y), torch.from_numpy(W)
 
 Factory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -36,6 +38,10 @@ Factory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 def net() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8, bias=False), nn.Tanh(), nn.Linear(8, CLASSES, bias=False))
+
+
+def table(*, sparse: bool = True) -> nn.Module:
+    return nn.Sequential(nn.Embedding(BUCKETS, CLASSES, sparse=sparse))
 
 
 class Halving(torch.optim.Optimizer):
@@ -115,6 +121,16 @@ OPTIMIZERS: dict[str, Factory] = {
     "own, with a closure": Halving,
 }
 
+OPTIMIZERS_OF_SPARSE: dict[str, Factory] = {
+    "SGD": _(o.SGD, lr=0.1),
+    "SGD, momentum": _(o.SGD, lr=0.1, momentum=0.9),
+    "SGD, weight decay": _(o.SGD, lr=0.1, weight_decay=0.1),
+    "Adagrad": _(o.Adagrad, lr=0.1),
+    "Adam": _(o.Adam, lr=0.02),
+    "LBFGS": _(o.LBFGS, max_iter=2),
+    "SparseAdam": _(o.SparseAdam, lr=0.02),
+}
+
 STRATEGIES: dict[str, tw.Strategy] = {
     "Synchronous": tw.Synchronous(),
     "ParameterTable, strict": tw.ParameterTable(consistency="strict"),
@@ -147,6 +163,12 @@ class Plain:
     """Whether it computes under autocast."""
     weighted: bool = False
     """Whether rows have weights."""
+    categories: bool = False
+    """Whether the network is an embedding with sparse gradients."""
+
+    def net(self) -> nn.Module:
+        """The network; an optimizer that does not take sparse gradients is compared with one of dense gradients."""
+        return table(sparse=self.factory is OPTIMIZERS_OF_SPARSE["SparseAdam"]) if self.categories else net()
 
     def step(self, module: nn.Module, optimizer: torch.optim.Optimizer, rows: Tensor) -> None:
         """A step on some rows."""
@@ -154,7 +176,8 @@ class Plain:
         def closure() -> Tensor:
             optimizer.zero_grad()
             with torch.enable_grad(), torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16):
-                losses = nn.functional.cross_entropy(module(INPUTS[rows]), LABELS[rows], reduction="none")
+                inputs = torch.from_numpy(CATEGORIES) if self.categories else INPUTS
+                losses = nn.functional.cross_entropy(module(inputs[rows]), LABELS[rows], reduction="none")
                 weights = WEIGHTS[rows] if self.weighted else torch.ones(len(rows))
                 loss = (losses * weights).sum() / weights.sum()
             loss.backward()
@@ -165,7 +188,7 @@ class Plain:
     def with_all_rows(self) -> list[Tensor]:
         """The parameters that one optimizer comes to with all rows."""
         torch.manual_seed(0)
-        module = net()
+        module = self.net()
         optimizer = self.factory(module.parameters())
         for _step in range(STEPS):
             self.step(module, optimizer, torch.arange(ROWS))
@@ -185,7 +208,7 @@ class Shadowed:
     def __call__(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         held = list(parameters)
         made: Any = self._factory(iter(held))
-        if [p.shape for p in held] != [p.shape for p in net().parameters()]:
+        if [p.shape for p in held] != [p.shape for p in self._plain.net().parameters()]:
             return made  # the driver looks at it
         beside = [self._beside(worker) for worker in range(WORKERS)]
         distances: dict[int, float] = {}
@@ -212,7 +235,7 @@ class Shadowed:
         return optimizer
 
     def _beside(self, worker: int) -> Callable[[list[Tensor] | None], list[Tensor]]:
-        plain = net()
+        plain = self._plain.net()
         optimizer = self._factory(plain.parameters())
         mine = rows_of(worker)
 
@@ -245,11 +268,13 @@ def rows_of(worker: int) -> Tensor:
     return torch.from_numpy(order[worker::WORKERS].copy())
 
 
-def outcome(optimizer: Factory, strategy: tw.Strategy, tolerance: float = 1.0, **more: Any) -> Outcome:
+def outcome(
+    optimizer: Factory, strategy: tw.Strategy, tolerance: float = 1.0, *, categories: bool = False, **more: Any
+) -> Outcome:
     """Runs a cell; `tolerance` is in multiples of `TOLERANCE`."""
     log: list[events.Event] = []
     together = strategy.subject == "gradients"
-    plain = Plain(optimizer, more.get("precision") == "bfloat16", "weight" in more)
+    plain = Plain(optimizer, more.get("precision") == "bfloat16", "weight" in more, categories)
     shadowed = Shadowed(plain)
     settings: dict[str, Any] = {
         "strategy": strategy,
@@ -261,7 +286,11 @@ def outcome(optimizer: Factory, strategy: tw.Strategy, tolerance: float = 1.0, *
         "callbacks": [log.append],
     }
     try:
-        run = tw.fit(net, {"features": X, "label": Y} | ({"w": W} if plain.weighted else {}), **(settings | more))
+        features = CATEGORIES if categories else X
+        model = table if categories else net
+        run = tw.fit(
+            model, {"features": features, "label": Y} | ({"w": W} if plain.weighted else {}), **(settings | more)
+        )
     except ConfigError as error:
         return Outcome("neither" if log else "refused", str(error))
     except Exception as error:
@@ -361,5 +390,28 @@ SECTIONS = [
             for name in ("SGD, momentum", "AdamW")
         },
         {name: {"strategy": strategy} for name, strategy in STRATEGIES.items()},
+    ),
+    Section(
+        "Sparse gradients and strategies",
+        f"{WORKERS} workers and an `nn.Embedding` with `sparse=True`. Where the exchange or the optimizer takes "
+        "no sparse gradients they are dense, and plain torch has an embedding with `sparse=False`.",
+        {
+            **{name: {"optimizer": factory, "categories": True} for name, factory in OPTIMIZERS_OF_SPARSE.items()},
+            "SGD, clip_norm": {"optimizer": OPTIMIZERS_OF_SPARSE["SGD"], "categories": True, "clip_norm": 1e6},
+        },
+        {name: {"strategy": strategy} for name, strategy in STRATEGIES.items()},
+    ),
+    Section(
+        "Sparse gradients and placements",
+        "Four workers, two to a replica, and an `nn.Embedding` with `sparse=True`.",
+        {
+            name: {"optimizer": OPTIMIZERS_OF_SPARSE[name], "categories": True}
+            for name in ("SGD, momentum", "Adam", "SparseAdam")
+        },
+        {
+            f"{placed}, {name}": GROUPED | placement | {"strategy": STRATEGIES[name]}
+            for placed, placement in PLACEMENTS.items()
+            for name in ("Synchronous", "ParameterTable, strict")
+        },
     ),
 ]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from tests.programs import page_here
 
@@ -44,7 +45,9 @@ def test_the_code_of_the_how_to_runs(tmp_path: Path) -> None:
 
 
 def test_no_recipe_is_left_out() -> None:
-    tested = {"digits", "mnist", "caffe", "rbm", "dbn", "dbm", "autoencoder", "shakespeare", "cifar10", "keras"}
+    tested = {"digits", "mnist", "caffe", "rbm", "dbn", "dbm", "autoencoder", "shakespeare", "cifar10", "keras"} | {
+        "flights"
+    }
     assert {path.stem for path in (ROOT / "recipes").glob("*.toml")} == tested
 
 
@@ -52,6 +55,27 @@ def test_no_recipe_is_left_out() -> None:
 def test_what_learns_without_labels_makes_rows_again(trained: Any, recipe: str, error: float) -> None:
     """The mean of all rows in place of each would have an error of 0.075."""
     assert trained(recipe, *VIRTUAL)["val_loss"] < error
+
+
+def test_flights_come_to_an_auc_from_a_join(trained: Any, tmp_path: Path) -> None:
+    """As examples/flights.py joins them in SQL; of January, to be quick."""
+    shared = (parent / "shared" / "data" for parent in ROOT.parents)
+    folder = next((p for p in shared if p.is_dir()), ROOT) / "tabular" / "nycflights13"
+    if not (folder / "flights.parquet").exists():
+        pytest.skip("the tables of nycflights13 are not here: ../shared/data/tabular")
+    tables = {name: pd.read_parquet(folder / f"{name}.parquet") for name in ("flights", "weather", "planes")}
+    flights = tables["flights"].query("month == 1 and arr_delay.notna()")
+    weather = tables["weather"].drop(columns=["year", "time_hour"])
+    planes = tables["planes"][["tailnum", "year", "manufacturer", "engine", "seats"]].rename(columns={"year": "built"})
+    joined = flights.merge(weather, on=["month", "day", "hour", "origin"]).merge(planes, on="tailnum", how="left")
+    joined["late"] = (joined["arr_delay"] > 15).astype("int64")
+    joined["age"] = 2013 - joined["built"]
+    joined["weekday"] = pd.to_datetime(joined["time_hour"]).dt.dayofweek
+    joined.to_parquet(tmp_path / "joined.parquet")
+    source = f"data.source={tmp_path / 'joined.parquet'}"
+    summary = trained("flights", source, "train.epochs=3", "train.batch_size=128", "strategy.name=sparknet", *VIRTUAL)
+    assert 0.69 < summary["val_auc"] < 0.85
+    assert 0.3 < summary["val_average_precision"] < 0.8, "a fifth of the flights are late"
 
 
 @pytest.mark.long

@@ -20,10 +20,11 @@ from torch import nn
 from tests.fuzz.draw import WORDS, Draw, as_sent
 from tests.fuzz.target import Target
 from thinwire.cluster.frames import decode_images
+from thinwire.data.tables import TableEncoder
 from thinwire.errors import CheckpointError, ConfigError, DataError, ProtocolError
 from thinwire.exchange.spark import box, link, post, tasks
 from thinwire.exchange.spark.link import SparkLink, SparkWire
-from thinwire.models import ZOO
+from thinwire.models import ZOO, ZooModel
 from thinwire.run.session import composed
 
 AT_ONCE = 4 << 20
@@ -303,6 +304,11 @@ def _is_of(found: Any, slot: str) -> None:
             assert len(found.args) == 2
             for part in found.args:
                 _is_of(part, "transform")
+    elif isinstance(found, TableEncoder):
+        assert slot == "transform"
+    elif isinstance(found, ZooModel):
+        assert slot == "model"
+        assert found.name in ZOO
     elif callable(found):
         bases: dict[str, Any] = {"model": nn.Module, "optimizer": torch.optim.Optimizer}
         known = slot == "model" and found in ZOO.values()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.programs import ROOT, example_here, page_here
+from tests.programs import ROOT, example_here, page_here, run_here
 
 pytestmark = [
     pytest.mark.timeout(1800),
@@ -34,6 +35,18 @@ NEEDS = {"optuna_search.py": "optuna"}
 @pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs_as_one_program(unstopped: Any, page: str, tmp_path: Path) -> None:
     page_here(ROOT / "docs" / page, tmp_path)
+
+
+@pytest.mark.long
+def test_the_example_of_flights_comes_to_an_auc(unstopped: Any, tmp_path: Path) -> None:
+    shared = (parent / "shared" / "data" for parent in ROOT.parents)
+    folder = next((p for p in shared if p.is_dir()), ROOT) / "tabular" / "nycflights13"
+    if not (folder / "flights.parquet").exists():
+        pytest.skip("the tables of nycflights13 are not here: ../shared/data/tabular")
+    printed = run_here(ROOT / "examples" / "flights.py", str(folder), folder=tmp_path)
+    found = [float(number) for number in re.findall(r"0\.\d{4}", printed)]
+    assert found[0] == pytest.approx(found[1], abs=1e-3), "the workers' AUC is Spark ML's"
+    assert found[0] > 0.7
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -12,8 +12,10 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
+import thinwire as tw
 from thinwire.cluster.frames import decode_images
-from thinwire.errors import CheckpointError
+from thinwire.errors import CheckpointError, ConfigError
+from thinwire.models import ZooModel
 from thinwire.run.session import in_turn
 from thinwire.spark.model import skeleton_of
 from thinwire.spark.objects import Source, code_of, made_of, with_decoder
@@ -127,3 +129,56 @@ def test_columns_of_structs_come_as_frames_where_spark_has_pandas_udfs_only() ->
     found = _as_arrow(frame)
     assert found.field("values").to_pylist() == [[1.0, 2.0], [3.0, 4.0]]
     assert _as_arrow(pd.Series([1.5, 2.5])).to_pylist() == [1.5, 2.5]
+
+
+ENCODER = tw.TableEncoder(
+    categorical=["carrier"],
+    numeric=["distance"],
+    vocabularies={"carrier": ("UA", "B6")},
+    scales={"distance": (800.0, 300.0)},
+)
+
+
+@pytest.mark.parametrize("value", [ENCODER, in_turn(functools.partial(decode_images, ["image"]), ENCODER)])
+def test_a_table_s_encoder_is_stored_as_plain_data(value: Any) -> None:
+    code = json.loads(json.dumps(code_of(value)))
+    assert '"pickle"' not in json.dumps(code)
+    again = made_of(code, "transform", Source("p"))
+    assert (again if again == ENCODER else again.args[1]) == ENCODER
+
+
+def test_a_network_with_settings_is_stored_as_plain_data() -> None:
+    model = ZooModel("deepfm", {**ENCODER.shape, "width": 4})
+    again = made_of(json.loads(json.dumps(code_of(model))), "model", Source("p"))
+    assert again == model
+    shapes = [{name: value.shape for name, value in each().state_dict().items()} for each in (model, again)]
+    assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize(
+    ("slot", "code"),
+    [
+        ("transform", {"kind": "table", "state": {"categorical": ["a"], "call": "os.system"}}),
+        ("transform", {"kind": "table", "state": "os.system"}),
+        ("transform", {"kind": "table", "state": {"categorical": ["a"], "vocabularies": {"a": [["x"]]}, "scales": {}}}),
+        ("transform", {"kind": "table", "state": {}, "more": 1}),
+        ("transform", {"kind": "settings", "name": "deepfm", "settings": {}}),
+        ("model", {"kind": "table", "state": ENCODER.state()}),
+        ("model", {"kind": "settings", "name": "os:system", "settings": {}}),
+        ("model", {"kind": "settings", "name": "torch.nn:Linear", "settings": {"in_features": 1, "out_features": 1}}),
+        ("model", {"kind": "settings", "name": "deepfm", "settings": {"factory": "os.system"}}),
+        ("model", {"kind": "settings", "name": "deepfm", "settings": [1]}),
+        ("model", {"kind": "settings", "name": ["deepfm"], "settings": {}}),
+        ("loss", {"kind": "table", "state": ENCODER.state()}),
+    ],
+    ids=str,
+)
+def test_a_table_or_settings_that_nobody_stored_are_refused(slot: str, code: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError):
+        made_of(code, slot, Source("p"))
+
+
+def test_settings_that_no_network_has_are_refused_when_it_is_made() -> None:
+    settings = {"sizes": {"a": 10**15}, "numbers": {}}
+    with pytest.raises(ConfigError, match="is too large"):
+        made_of({"kind": "settings", "name": "deepfm", "settings": settings}, "model", Source("p"))()

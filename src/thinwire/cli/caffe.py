@@ -21,6 +21,7 @@ from thinwire.caffe.training import Fed, Training, input_names, training, whole_
 from thinwire.cli.first_rows import first_rows
 from thinwire.errors import ConfigError
 from thinwire.recipe import Recipe
+from thinwire.run.arguments import checked
 
 
 def act(options: argparse.Namespace) -> int:
@@ -186,7 +187,7 @@ def _row_shapes(recipe: Recipe, source: Any) -> dict[str, tuple[int, ...]]:
     if isinstance(source, DatumSource):
         return {names[0]: source.shape}
     wanted = None if recipe.data.inputs is None else [*recipe.data.inputs]
-    rows = first_rows(recipe, wanted)
+    rows = first_rows(recipe, wanted, checked({"transform": recipe.data.transform})["transform"])
     return {name: tuple(value.shape[1:]) for name, value in zip(names, rows.values(), strict=False)}
 
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from thinwire import recipe as recipes
 from thinwire.cli.first_rows import first_rows
-from thinwire.cli.wiring import BATCH_SIZE, model_name
+from thinwire.cli.wiring import BATCH_SIZE, model_name, table_of
 from thinwire.errors import ConfigError
 from thinwire.models import model_by_name
 from thinwire.planning import Graph, Machine, Plan, graph_on, plan, profiled
@@ -206,10 +206,13 @@ def _network(chosen: recipes.Recipe, given: str | None) -> tuple[Callable[[], nn
         found, shapes = network(chosen, shape)
         batch = chosen.train.batch_size or found.batch_size or BATCH_SIZE
         return found.model, [(each, torch.float32) for each in shapes], batch
-    factory, batch = model_by_name(model_name(chosen)), chosen.train.batch_size or BATCH_SIZE
+    batch = chosen.train.batch_size or BATCH_SIZE
     if shape is not None:
-        return factory, [(shape, torch.float32)], batch
-    return factory, [(tuple(x.shape[1:]), x.dtype) for x in first_rows(chosen, chosen.data.inputs).values()], batch
+        return model_by_name(model_name(chosen)), [(shape, torch.float32)], batch
+    table = table_of(chosen)
+    factory = model_by_name(table.model) if isinstance(table.model, str) else table.model
+    rows = first_rows(chosen, table.inputs, table.transform).values()
+    return factory, [(tuple(x.shape[1:]), x.dtype) for x in rows], batch
 
 
 def _measured_flops() -> float:

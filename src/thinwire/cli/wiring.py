@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from thinwire.checkpoint import write_file
 from thinwire.cli.first_rows import DIGITS
 from thinwire.cluster.base import Cluster
 from thinwire.cluster.local import Local
+from thinwire.data.tables import TableEncoder
 from thinwire.errors import ConfigError, nearest
 from thinwire.events import Event
 from thinwire.placement import Placement
 from thinwire.recipe import Recipe
 from thinwire.run.arguments import checked
 from thinwire.run.session import Result, fit
+from thinwire.run.tables import OfTable, of_table
 
 BATCH_SIZE = 64
 KEYS = {
@@ -71,7 +75,7 @@ def run(
     by_caffe = recipe.model.caffe is not None or train.solver is not None
     folder = out or recipe.run.out
     asked: dict[str, Any] = {
-        "model": None if by_caffe else model_name(recipe),
+        "model": None if by_caffe else model_of(recipe),
         "data": data.source or DIGITS,
         "inputs": data.inputs,
         "label": data.label,
@@ -91,7 +95,7 @@ def run(
         "codec": recipe.exchange.codec,
         "until": train.until,
         "weight": data.weight,
-        "transform": data.transform,
+        "transform": transform_of(recipe),
         "stop": train.stop,
         "restore_best": train.restore_best,
         "clip_norm": train.clip_norm,
@@ -117,6 +121,8 @@ def run(
     )
     if by_caffe and folder is not None:
         keep(result.model, folder)
+    if isinstance(result.transform, TableEncoder) and folder is not None:
+        write_file(f"{folder.rstrip('/')}/encoder.json", (json.dumps(result.transform.state()) + "\n").encode())
     return result
 
 
@@ -138,6 +144,36 @@ def import_modules(recipe: Recipe) -> None:
             importlib.import_module(name)
         except (ImportError, ValueError) as error:  # the last of no name of a module
             raise ConfigError(f"model.modules = {name!r}: {error}; is its folder on PYTHONPATH?") from error
+
+
+def model_of(recipe: Recipe) -> str | dict[str, Any]:
+    """The network that a recipe names, with its settings."""
+    name, settings = model_name(recipe), recipe.model.settings
+    if settings and recipe.model.zoo is None:
+        raise ConfigError(
+            "model.settings are of a network of model.zoo; a factory of your own takes none: leave them out"
+        )
+    return {**settings, "name": name} if settings else name
+
+
+def transform_of(recipe: Recipe) -> Any:
+    """What a recipe has batches go through."""
+    if recipe.data.table is not None and recipe.data.transform is not None:
+        raise ConfigError(
+            "data.table and data.transform exclude each other; make the columns in SQL or in the data, or have a "
+            "transform of your own call a TableEncoder"
+        )
+    if recipe.data.table is None:
+        return recipe.data.transform
+    return checked({"transform": recipe.data.table}, {"transform": "data.table"})["transform"]
+
+
+def table_of(recipe: Recipe) -> OfTable:
+    """A recipe's network and inputs, and its transform, fitted where it is a table's encoder."""
+    data = recipe.data
+    besides = {"data.label": data.label, "data.weight": data.weight}
+    source, model, transform = data.source or DIGITS, model_of(recipe), transform_of(recipe)
+    return of_table(model, transform, source, inputs=data.inputs, besides=besides, validation=data.validation)
 
 
 def model_name(recipe: Recipe) -> str:

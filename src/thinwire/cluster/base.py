@@ -176,6 +176,7 @@ class DriverData:
             columns=wanted.columns,
             label=wanted.label,
             labels=wanted.labels,
+            nullable=wanted.nullable,
         )
         rows = sum(f.num_rows for f in files), sum(f.num_validation_rows for f in files)
         if self._shared_disk:

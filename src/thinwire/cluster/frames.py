@@ -58,7 +58,7 @@ class FrameData:
             frame, wanted = _joined(frame, self._held, wanted)
         frame, kept = self._dealt(frame)
         schema = arrow_schema(frame)
-        wanted = wanted.measured(first_row(_training(frame, wanted.indicator), schema))
+        wanted = wanted.measured(first_row(training_rows(frame, wanted.indicator), schema))
         return Dealt(Streamed(schema, wanted), wanted.labels, frame=(frame, kept))
 
     def _dealt(self, frame: Any) -> tuple[Any, bool]:
@@ -101,7 +101,7 @@ def image_decoder(frame: Any) -> Transform | None:
     return functools.partial(decode_images, images) if images else None
 
 
-def _training(frame: Any, indicator: str | None) -> Any:
+def training_rows(frame: Any, indicator: str | None) -> Any:
     """The rows to train on; those whose indicator is null are told of by the workers."""
     if indicator is None or dict(frame.dtypes).get(indicator) != "boolean":
         return frame

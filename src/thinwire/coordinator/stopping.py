@@ -99,13 +99,17 @@ def refuse_unmeasured(key: str, metric: str, measured: Iterable[str], *, validat
         )
 
 
+_SMALLER = {"error", "mae", "mape", "mse", "perplexity", "rmse", "rmsle", "smape"}
+
+
 def smaller_is_better(metric: str) -> bool:
     """Whether a metric is one of those that fall as training succeeds.
 
-    >>> smaller_is_better("val_loss"), smaller_is_better("val_accuracy"), smaller_is_better("val_mae")
+    >>> smaller_is_better("val_loss"), smaller_is_better("val_auc"), smaller_is_better("val_quantile_90")
     (True, False, True)
     """
-    return metric.removeprefix("val_").removeprefix("train_") in {"loss", "mae", "mse", "rmse", "error", "perplexity"}
+    name = metric.removeprefix("val_").removeprefix("train_")
+    return name in _SMALLER or name.startswith("quantile") or name.endswith(("loss", "_error"))
 
 
 class Verdict:

@@ -11,10 +11,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from thinwire.errors import DataError
 
 _BOOL = {b"thinwire.dtype": b"bool"}
+_EXACT = 2**53
+"""The largest whole number up to which doubles hold all."""
+Nullable = bool | tuple[str, ...]
+"""Which columns may have nulls, since a transform fills them: all, none, or those named."""
 
 
 UNREADABLE = (pa.ArrowException, ArithmeticError, LookupError, MemoryError, OSError, TypeError, ValueError)
@@ -107,16 +112,60 @@ def count_nulls(array: Any) -> int:
     return count
 
 
-def refuse_nulls(batch: Any, first_row: int) -> None:
+def may_be_null(name: str, nullable: Nullable) -> bool:
+    """Whether a column may have nulls.
+
+    >>> may_be_null("age", True), may_be_null("age", ("age",)), may_be_null("label", ("age",))
+    (True, True, False)
+    """
+    return nullable if isinstance(nullable, bool) else name in nullable
+
+
+def refuse_nulls(batch: Any, first_row: int, nullable: Nullable = False) -> None:
     """Raise a DataError naming the first column with nulls, and how many; the batch starts at `first_row`."""
     for name, array in zip(batch.schema.names, batch.columns, strict=True):
+        if may_be_null(name, nullable):
+            continue
         if count := count_nulls(array):
             last = first_row + batch.num_rows - 1
             raise DataError(
                 f"column {name!r} has {count} null{'s' if count > 1 else ''} in rows {first_row} to {last}; "
                 "a value is needed in every row of every column that is read. Fill them or drop those rows "
-                "first, or leave the column out."
+                "first, give a transform that fills them, or leave the column out."
             )
+
+
+def form_with_nulls(chunks: Sequence[Any]) -> Any:
+    """The Arrow type in which a column of numbers and nulls is shown, nulls as NaN; None where that would lose values.
+
+    Floats keep their type; booleans and whole numbers become doubles, unless doubles cannot tell them apart.
+
+    >>> form_with_nulls([pa.array([1, None])]), form_with_nulls([pa.array([2**60, None])])
+    (DataType(double), None)
+    """
+    kind = chunks[0].type
+    if pa.types.is_floating(kind):
+        return kind
+    if not is_number(kind):
+        return None
+    if pa.types.is_integer(kind) and kind.bit_width == 64:
+        bounds = [pc.min_max(chunk).as_py() for chunk in chunks]
+        ends = [abs(value) for found in bounds for value in found.values() if value is not None]
+        return None if ends and max(ends) > _EXACT else pa.float64()
+    return pa.float64()
+
+
+def shown_with_nulls(array: Any, form: Any) -> np.ndarray[Any, Any]:
+    """The values of a column that has nulls: in the given form with NaN, or as objects with None."""
+    if form is not None:
+        return np.asarray(array.cast(form).to_numpy(zero_copy_only=False))
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if is_number(array.type):
+        found = np.empty(len(array), object)
+        found[:] = array.to_pylist()
+        return found
+    return np.asarray(array.to_numpy(zero_copy_only=False))
 
 
 def refuse_other_schema(found: Any, expected: Any, where: str) -> None:
@@ -217,7 +266,9 @@ def is_vector(kind: Any) -> bool:
 def _vectors(array: Any) -> Any:
     """Dense and sparse ML vectors as lists of float32."""
     if array.null_count:
-        return pa.array([None] * len(array), pa.list_(pa.float32()))  # refused by whoever writes it, with a count
+        there = array.is_valid()
+        places = pc.if_else(there, pc.subtract(pc.cumulative_sum(there.cast(pa.int64())), 1), None)
+        return _vectors(array.drop_null()).take(places)
     if not len(array):
         return pa.array([], pa.list_(pa.float32()))
     kinds, values = array.field("type").to_numpy(zero_copy_only=False), array.field("values")

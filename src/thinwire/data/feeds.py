@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from thinwire.data.columns import prepared, refuse_nulls
+from thinwire.data.columns import Nullable, prepared, refuse_nulls
 from thinwire.data.labels import look_at
 from thinwire.data.shards import ShardWriter
 from thinwire.data.split import ShardFiles
@@ -49,6 +49,8 @@ class Wanted(NamedTuple):
     """What the loss takes."""
     measure: Measure | None = None
     """What is to find the shape of the model's output before rows are dealt out."""
+    nullable: Nullable = False
+    """Which columns may have nulls, since a transform fills them."""
 
     def measured(self, first: Any | None) -> Wanted:
         """The same with what the first row tells, a record batch of it with the columns of this run."""
@@ -137,13 +139,13 @@ class Streamed:
         apart = bool(wanted.validation) or wanted.indicator is not None
         schema = prepared(pa.RecordBatch.from_pylist([], self.schema), names).schema
         paths = [os.path.join(folder, kind) for kind in (TRAIN, VALIDATION)[: 1 + apart]]
-        writers = [ShardWriter(path, schema) for path in paths]
+        writers = [ShardWriter(path, schema, nullable=wanted.nullable) for path in paths]
         random = np.random.Generator(np.random.Philox([wanted.seed, worker]))
         seen = held = 0
         wrong = WrongLabels(wanted.labels, f"column {wanted.label!r} of worker {worker}'s rows")
         for batch in given:
             rows = prepared(batch, names)
-            refuse_nulls(rows, seen)
+            refuse_nulls(rows, seen, wanted.nullable)
             if wanted.label is not None:
                 look_at(rows, wanted.label, wrong)
             seen += rows.num_rows

@@ -42,7 +42,8 @@ class Loader:
             were looked at when they were dealt out.
         weight: Column of per-row weights.
         transform: Takes and returns the columns of one batch as a dict of tensors and numpy arrays, one row
-            in for one row out. It is given all columns of the shard.
+            in for one row out. It is given all columns of the shard, nulls as NaN in columns of numbers and as None in
+            others, and what it returns has none.
         device: Where the tensors are to be.
         prefetch: Batches that a thread gathers ahead. None means 2 with a transform or another device than
             the CPU, and 0 otherwise, where a thread costs more than it gives.
@@ -82,6 +83,7 @@ class Loader:
         self._prefetch = (2 if busy else 0) if prefetch is None else prefetch
         self._threads: weakref.WeakSet[Ahead[Batch]] = weakref.WeakSet()
         self._closed = False
+        self._with_nulls = shard.with_nulls
         if transform is None:
             for name in self._needed:
                 if why := shard.why_no_tensor(name):
@@ -153,12 +155,25 @@ class Loader:
                     f"column {name!r} has {length} rows after the transform where the batch has {num_rows}; "
                     "a transform gives one row for each it is given. Filter or repeat rows before training."
                 )
+            if name in self._with_nulls:
+                refuse_unfilled(name, out[name])
         return out
 
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._device.type == "cuda" and tensor.device.type == "cpu":
             tensor = tensor.pin_memory()
         return tensor.to(self._device, non_blocking=True)
+
+
+def refuse_unfilled(name: str, values: torch.Tensor) -> None:
+    """Raises a DataError where a column that had nulls still has some after the transform."""
+    count = int(values.isnan().sum()) if values.is_floating_point() else 0
+    if count:
+        raise DataError(
+            f"column {name!r} has nulls in its data, and {count} NaN{'s' if count > 1 else ''} after the transform, of "
+            f"{len(values)} rows; a value is needed in every row. Let the transform fill them (torch.nan_to_num), or "
+            "use tw.TableEncoder."
+        )
 
 
 def _as_tensor(name: str, value: Any) -> torch.Tensor:

@@ -39,8 +39,11 @@ def rechunk(batches: Iterable[Any], small_bytes: int = SMALL_BYTES) -> Iterator[
 class ShardWriter:
     """Takes record batches one by one and leaves a whole shard file under `path`, or none."""
 
-    def __init__(self, path: str, schema: Any, *, small_bytes: int = SMALL_BYTES) -> None:
+    def __init__(
+        self, path: str, schema: Any, *, small_bytes: int = SMALL_BYTES, nullable: _columns.Nullable = False
+    ) -> None:
         self.num_rows = 0
+        self._nullable = nullable
         self._path, self._schema, self._small_bytes = path, schema, small_bytes
         names = list(schema.names)
         if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -55,7 +58,7 @@ class ShardWriter:
     def write(self, batch: Any) -> None:
         """Add the rows of one record batch. Raises DataError for nulls or for another schema."""
         _columns.refuse_other_schema(batch.schema, self._schema, "a record batch")
-        _columns.refuse_nulls(batch, self.num_rows)
+        _columns.refuse_nulls(batch, self.num_rows, self._nullable)
         self.num_rows += batch.num_rows
         for piece in _sliced(batch):
             stored = [_columns.stored_array(array) for array in piece.columns]
@@ -85,15 +88,15 @@ class ShardWriter:
         self._waiting, self._waiting_bytes = [], 0
 
 
-def write_shard(path: str, batches: Iterable[Any], schema: Any) -> int:
+def write_shard(path: str, batches: Iterable[Any], schema: Any, *, nullable: _columns.Nullable = False) -> int:
     """Stream record batches into a shard file and return how many rows it holds.
 
     The file appears under its name only when it is whole, and no more than 64 MiB of rows are held at a time.
 
     Raises:
-        DataError: A column has nulls, or a batch has another schema than `schema`.
+        DataError: A column that is not `nullable` has nulls, or a batch has another schema than `schema`.
     """
-    writer = ShardWriter(path, schema)
+    writer = ShardWriter(path, schema, nullable=nullable)
     try:
         for batch in batches:
             writer.write(batch)
@@ -116,8 +119,13 @@ class Shard:
         self._dense: dict[str, _Dense] = {}
         self._other: dict[str, list[Any]] = {}
         self._why: dict[str, str] = {}
+        self._forms: dict[str, Any] = {}
         for index, field in enumerate(fields):
             chunks = [batch.column(index) for batch in batches]
+            if count := sum(map(_columns.count_nulls, chunks)):
+                self._other[field.name], self._forms[field.name] = chunks, _columns.form_with_nulls(chunks)
+                self._why[field.name] = f"column {field.name!r} has {count} null{'s' if count > 1 else ''}"
+                continue
             try:
                 self._dense[field.name] = _Dense(field, chunks)
             except _NoTensorError as error:
@@ -144,7 +152,8 @@ class Shard:
 
         Columns of numbers come as tensors that own their memory, with the dtype they were written in.
         Strings, lists of different lengths and everything else come as numpy arrays, mostly of objects: work
-        for a transform.
+        for a transform. Columns of numbers with nulls come as tensors of floats in which nulls are NaN; other columns
+        with nulls have None in their place.
 
         Args:
             rows: Row numbers from 0 to `num_rows` - 1, of an integer dtype.
@@ -156,8 +165,14 @@ class Shard:
             if (column := self._dense.get(name)) is not None:
                 out[name] = column.take(rows) if spots is None else column.gather(spots, len(rows))
             else:
-                out[name] = self._objects(name, rows, spots)
+                found = self._objects(name, rows, spots)
+                out[name] = torch.from_numpy(found) if self._forms.get(name) is not None else found
         return out
+
+    @property
+    def with_nulls(self) -> frozenset[str]:
+        """Columns in which there are nulls."""
+        return frozenset(self._forms)
 
     def why_no_tensor(self, column: str) -> str | None:
         """What keeps a column from being a tensor, in words; None when it is one."""
@@ -182,7 +197,11 @@ class Shard:
         out: Array | None = None
         for chunk, where, local in spots or [(0, np.arange(len(rows)), rows)]:
             try:
-                part = self._other[name][chunk].take(pa.array(local)).to_numpy(zero_copy_only=False)
+                taken = self._other[name][chunk].take(pa.array(local))
+                if name in self._forms:
+                    part = _columns.shown_with_nulls(taken, self._forms[name])
+                else:
+                    part = taken.to_numpy(zero_copy_only=False)
             except _columns.UNREADABLE as error:
                 raise DataError(
                     f"column {name!r} cannot be read ({_columns.reason(error)}); numbers, text, lists and dates can. "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import pyarrow as pa
 
-from thinwire.data.columns import refuse_nulls, refuse_other_schema
+from thinwire.data.columns import Nullable, refuse_nulls, refuse_other_schema
 from thinwire.data.labels import look_at
 from thinwire.data.shards import SMALL_BYTES, ShardWriter, rechunk
 from thinwire.data.sources import Source, plain, select
@@ -41,6 +42,7 @@ def split(
     columns: Sequence[str] | None = None,
     label: str | None = None,
     labels: Labels = ANY,
+    nullable: Nullable = False,
 ) -> list[ShardFiles]:
     """Deal the rows of a source out to `workers` shards in `directory`, every row to exactly one.
 
@@ -58,6 +60,7 @@ def split(
         columns: The columns to write, all when None. Nulls in others do no harm.
         label: The column to look at for values that the loss cannot take; None looks at none.
         labels: What the loss takes.
+        nullable: Which columns may have nulls, since a transform fills them.
 
     Raises:
         ConfigError: `workers`, `seed` or the share is out of range.
@@ -76,11 +79,12 @@ def split(
     hands: list[_Hand] = []
     try:
         for kind in ("train", "validation") if share or apart is not None else ("train",):
-            hands.append(_Hand(directory, kind, source.schema, workers))
+            hands.append(_Hand(directory, kind, source.schema, workers, nullable))
         random = np.random.Generator(np.random.Philox(seed))
-        _deal(_checked(source, label, labels, ""), source.num_rows, hands, num_held, random)
+        look = functools.partial(_checked, label=label, labels=labels, nullable=nullable)
+        _deal(look(source, of=""), source.num_rows, hands, num_held, random)
         if apart is not None:
-            _deal(_checked(apart, label, labels, " of the validation data"), apart.num_rows, hands[1:], 0, random)
+            _deal(look(apart, of=" of the validation data"), apart.num_rows, hands[1:], 0, random)
         counts = [hand.close() for hand in hands]
     except BaseException:
         for hand in hands:
@@ -104,14 +108,14 @@ def _selected(apart: Source, columns: Sequence[str]) -> Source:
 class _Hand:
     """The open shard files of one kind, one a worker, that rows are dealt to in turn."""
 
-    def __init__(self, directory: str, kind: str, schema: Any, workers: int) -> None:
+    def __init__(self, directory: str, kind: str, schema: Any, workers: int, nullable: Nullable) -> None:
         self.paths = [os.path.join(directory, f"{kind}-{worker:05d}.arrow") for worker in range(workers)]
         small_bytes = min(SMALL_BYTES, _ALL_WRITERS_BYTES // workers)
         self._writers: list[ShardWriter] = []
         self._turn = 0
         try:
             for path in self.paths:
-                self._writers.append(ShardWriter(path, schema, small_bytes=small_bytes))
+                self._writers.append(ShardWriter(path, schema, small_bytes=small_bytes, nullable=nullable))
         except BaseException:
             self.abort()
             raise
@@ -153,10 +157,10 @@ def _deal(
         )
 
 
-def _checked(source: Source, label: str | None, labels: Labels, of: str) -> Iterator[Any]:
+def _checked(source: Source, *, label: str | None, labels: Labels, nullable: Nullable, of: str) -> Iterator[Any]:
     first_row, wrong = 0, WrongLabels(labels, f"column {label!r}{of}")
     for batch in source.batches():
-        refuse_nulls(batch, first_row)
+        refuse_nulls(batch, first_row, nullable)
         if label is not None:
             look_at(batch, label, wrong)
         first_row += batch.num_rows

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from typing import Any, cast
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast, final
 
 from torch import nn
 
@@ -15,8 +17,10 @@ from thinwire.models.codes import denoising_autoencoder, sparse_autoencoder
 from thinwire.models.large import alexnet, googlenet, resnet34, resnet152, vgg_a
 from thinwire.models.sequences import char_lstm, char_lstm_peephole, char_rnn
 from thinwire.models.small import cnn8, cnn28, lenet, mlp
+from thinwire.models.tables import deepfm, dlrm, residual_mlp, two_tower
+from thinwire.values import known_only
 
-ZOO: dict[str, Callable[[], nn.Module]] = {
+ZOO: dict[str, Callable[..., nn.Module]] = {
     made.__name__: made
     for made in (
         alexnet,
@@ -29,25 +33,57 @@ ZOO: dict[str, Callable[[], nn.Module]] = {
         dbm,
         dbn,
         dbn_classifier,
+        deepfm,
         denoising_autoencoder,
+        dlrm,
         fully_connected,
         gaussian_rbm,
         googlenet,
         lenet,
         mlp,
         rbm,
+        residual_mlp,
         resnet20,
         resnet34,
         resnet110,
         resnet152,
         sparse_autoencoder,
         three_convolutions,
+        two_tower,
         vgg_a,
     )
 }
 
 
-def model_by_name(name: str) -> Callable[[], nn.Module]:
+OF_TABLES = frozenset({"deepfm", "dlrm", "residual_mlp", "two_tower"})
+"""Networks that need to know a table's columns."""
+
+
+@final
+@dataclass(frozen=True)
+class ZooModel:
+    """A network of the zoo with settings, in plain values: a factory that is stored as data."""
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        known_only("model", self.settings, tuple(inspect.signature(model_by_name(self.name)).parameters), self.name)
+
+    def __call__(self) -> nn.Module:
+        return ZOO[self.name](**self.settings)
+
+    @property
+    def needs_columns(self) -> bool:
+        """Whether it is of a table, and has not been told of its columns."""
+        return self.name in OF_TABLES and not {"sizes", "numbers"} & set(self.settings)
+
+    def of_columns(self, shape: Mapping[str, Any]) -> ZooModel:
+        """The same, told of a table's columns."""
+        return ZooModel(self.name, {**shape, **self.settings})
+
+
+def model_by_name(name: str) -> Callable[..., nn.Module]:
     """A network of the zoo, or the factory that "package.module:function" names."""
     if ":" not in name:
         if name not in ZOO:
@@ -75,4 +111,4 @@ def imported(key: str, name: str) -> Any:
         raise ConfigError(f"{key} = {name!r}: {error}; write it as 'package.module:function'") from error
 
 
-__all__ = ["ZOO", "cnn28", "cnn8", "imported", "lenet", "mlp", "model_by_name"]
+__all__ = ["OF_TABLES", "ZOO", "ZooModel", "cnn28", "cnn8", "imported", "lenet", "mlp", "model_by_name"]

@@ -21,6 +21,7 @@ from thinwire.placement.kinds import Pipeline
 from thinwire.placement.portions import Portion
 from thinwire.placement.replica import GroupReplica, Part
 from thinwire.planning.graph import Graph, graph_on
+from thinwire.replicas.sparse import make_dense
 from thinwire.replicas.torch import TrainSpec, resolve_device
 
 
@@ -122,6 +123,7 @@ class StageReplica(GroupReplica):
     ) -> None:
         crew = self.crew
         whole, value = network_of(model, spec.seed)
+        make_dense(whole)
         graph = graph_on(
             whole, [torch.empty(self._small, *x.shape[1:], dtype=x.dtype, device="meta") for x in examples]
         )

@@ -20,7 +20,9 @@ from thinwire.placement.deferred import frugal, network_of
 from thinwire.placement.kinds import Layered
 from thinwire.placement.portions import Portion
 from thinwire.planning.graph import graph_on
+from thinwire.replicas.metrics import condense
 from thinwire.replicas.objectives import OptimizerFactory
+from thinwire.replicas.sparse import make_dense
 from thinwire.replicas.torch import TorchReplica, TrainSpec, optimizer_of, resolve_device
 from thinwire.rules.optimizer import seated
 
@@ -176,6 +178,7 @@ class GroupReplica(TorchReplica, ABC):
         finally:
             self.module.train(training)
             self._met = False
+        condense(self._metrics, sums, whole=True)
         return sums, weights, rows
 
     def recalibrate(self, batches: Iterator[Any], model: Tensor) -> None:
@@ -256,6 +259,7 @@ class ShardedReplica(GroupReplica):
     ) -> None:
         crew = self.crew
         whole, value = network_of(model, spec.seed)
+        make_dense(whole)
         graph = graph_on(whole, [torch.empty(2, *x.shape[1:], dtype=x.dtype, device="meta") for x in examples])
         self.ways = placement.ways(graph, rows * crew.size)
         self._parts = build(graph, self.ways, crew, value, switched(whole, len(examples)))

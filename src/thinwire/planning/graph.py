@@ -291,7 +291,7 @@ def _split(layer: Layer, n: fx.Node, module: nn.Module, found: Tensor, before: S
     elif isinstance(module, CONVOLUTIONS) and module.groups == 1:
         outputs, dim, wide = module.out_channels, 1, module.in_channels
         bias = 0 if module.bias is None else outputs
-    elif isinstance(module, nn.Embedding) and module.max_norm is None and not module.sparse:
+    elif isinstance(module, nn.Embedding) and module.max_norm is None:
         return replace(layer, kind="split", outputs=module.embedding_dim, feature_dim=last, width=found.shape[last],
                        units_in=0)  # fmt: skip
     elif isinstance(module, RECURRENT) and not module.proj_size and found.dim() == 3:

@@ -13,6 +13,7 @@ import torch.nn.functional as F  # noqa: N812 - the name every torch user knows
 from torch import Tensor, nn
 
 from thinwire.errors import DataError
+from thinwire.replicas.quantiles import QUANTILES, QuantileLoss
 
 Kind = Literal["any", "classes", "numbers"]
 IGNORED = -100
@@ -206,6 +207,7 @@ _NAMED: Mapping[str, Labels] = {
     "mse": _NUMBERS,
     "nll": _CLASSES,
     "smooth_l1": _NUMBERS,
+    **dict.fromkeys(QUANTILES, _NUMBERS),
 }
 _MODULES: Mapping[type[nn.Module], Labels] = {
     nn.CrossEntropyLoss: _SOFT,
@@ -246,6 +248,8 @@ _FUNCTIONS: tuple[tuple[Callable[..., Any], Labels], ...] = (
 def _known(given: object) -> tuple[str, Labels | None]:
     if isinstance(given, str):
         return given, _NAMED.get(given)
+    if isinstance(given, QuantileLoss):
+        return repr(given), _NUMBERS
     for kind, taken in _MODULES.items():
         if isinstance(given, kind):
             changed = type(given).forward is not kind.forward  # it may take another output than torch's own does

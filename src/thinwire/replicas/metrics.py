@@ -13,6 +13,7 @@ from torch import Tensor
 
 from thinwire.errors import ConfigError
 from thinwire.replicas.calls import scores
+from thinwire.replicas.rankings import MOST_SCORES, OfScores, condensed, f1, of_classes
 
 MOST_SUMS = 8192
 """Numbers that one metric may add up: they travel in a header."""
@@ -54,6 +55,17 @@ class MeanOfBatch:
 
 
 @dataclass(frozen=True)
+class _Weighted:
+    """A metric of sums that takes row weights: the sums are of (output, label, weight)."""
+
+    sums: Callable[[Any, Any, Tensor | None], Mapping[str, Any]]
+    compute: Callable[..., Any]
+
+
+F1 = _Weighted(of_classes, f1)
+
+
+@dataclass(frozen=True)
 class _OfTorch:
     """A metric of torchmetrics whose states are sums."""
 
@@ -77,7 +89,7 @@ class _OfTorch:
 def metric(name: str, given: Any) -> Any:
     """What a user gives as a metric, in a form that is measured; refuses what cannot be merged over workers."""
     key = f"metrics.{name}"
-    if isinstance(given, (MetricOfSums, MeanOfBatch, _OfTorch)):
+    if isinstance(given, (MetricOfSums, MeanOfBatch, OfScores, _OfTorch, _Weighted)):
         return given
     if isinstance(given, type) or not callable(given):
         what = f"the class {given.__name__}" if isinstance(given, type) else repr(given)
@@ -105,8 +117,11 @@ def measure(name: str, given: Any, output: Any, label: Any, weight: Tensor | Non
     Raises:
         ConfigError: it gives one number for the batch, which cannot be merged.
     """
-    if isinstance(given, (MetricOfSums, _OfTorch)):
-        found = given.sums(output, label)
+    if isinstance(given, OfScores):
+        by_score = given.counts(output, label, weight)
+        return {f"{name}{_MARK}{key}": (value, None) for key, value in by_score.items()}
+    if isinstance(given, (MetricOfSums, _OfTorch, _Weighted)):
+        found = given.sums(output, label, weight) if isinstance(given, _Weighted) else given.sums(output, label)
         if not isinstance(found, Mapping) or not found:
             raise ConfigError(f"metrics.{name}: sums gave {type(found).__name__}; it must give sums by name, as a dict")
         return {key: (value, None) for key, value in _spread(name, found).items()}
@@ -121,6 +136,12 @@ def measure(name: str, given: Any, output: Any, label: Any, weight: Tensor | Non
     return {name: (float((each * counts).sum()), float(counts.sum()))}
 
 
+def condense(metrics: Mapping[str, Any], sums: dict[str, float], *, whole: bool) -> None:
+    """Bounds what metrics of scores add up, as rows are evaluated and when the `whole` of them is."""
+    if whole or len(sums) > 4 * MOST_SCORES:
+        condensed([f"val_{name}{_MARK}" for name, given in metrics.items() if isinstance(given, OfScores)], sums)
+
+
 def computed(metrics: Mapping[str, Any], sums: Mapping[str, float]) -> dict[str, float]:
     """Metrics of sums, from the sums over all rows of all workers; the others are means, and none of these.
 
@@ -130,14 +151,19 @@ def computed(metrics: Mapping[str, Any], sums: Mapping[str, float]) -> dict[str,
     """
     states: dict[str, dict[str, dict[int, float]]] = {}
     shapes: dict[tuple[str, str], tuple[int, ...]] = {}
+    scores: dict[str, dict[str, float]] = {}
     for key, value in sums.items():
         name, _, rest = key.partition(_MARK)
-        if rest:
+        if rest and isinstance(metrics.get(name), OfScores):
+            scores.setdefault(name, {})[rest] = value
+        elif rest:
             state, shape, index = rest.split(_MARK)
             states.setdefault(name, {}).setdefault(state, {})[int(index)] = value
             shapes[name, state] = tuple(map(int, filter(None, shape.split("x"))))
     found = {}
     for name, given in metrics.items():
+        if name in scores:
+            found[name] = given.of(scores[name])
         if name in states:
             tensors = {state: _tensor(values, shapes[name, state]) for state, values in states[name].items()}
             found[name] = _number(name, given, tensors)

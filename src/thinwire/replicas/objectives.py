@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -14,7 +15,9 @@ from torch.optim import lr_scheduler
 from thinwire.errors import ConfigError, DataError, nearest
 from thinwire.replicas.calls import own_loss, scores
 from thinwire.replicas.labels import labels_of
-from thinwire.replicas.metrics import metric
+from thinwire.replicas.metrics import F1, metric
+from thinwire.replicas.quantiles import QUANTILES
+from thinwire.replicas.rankings import AUC, AVERAGE_PRECISION
 from thinwire.replicas.searches import ConjugateGradient
 
 Loss = Callable[..., Tensor]
@@ -42,10 +45,16 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "l1": lambda o, y: _rows(F.l1_loss(o, _like(o, y), reduction="none")),
     "smooth_l1": lambda o, y: _rows(F.smooth_l1_loss(o, _like(o, y), reduction="none")),
     "bce_with_logits": lambda o, y: _rows(F.binary_cross_entropy_with_logits(o, _like(o, y), reduction="none")),
+    **QUANTILES,
 }
 
 OWN = "own"
 """The name of the loss that the network itself computes, of labels that are among its inputs."""
+
+
+def _mean_of(loss: Callable[[Tensor, Tensor], Tensor], output: Tensor, label: Tensor) -> Tensor:
+    return loss(output, label).mean()
+
 
 _WHOLE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cross_entropy": F.cross_entropy,
@@ -54,6 +63,7 @@ _WHOLE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "l1": lambda o, y: F.l1_loss(o, _like(o, y)),
     "smooth_l1": lambda o, y: F.smooth_l1_loss(o, _like(o, y)),
     "bce_with_logits": lambda o, y: F.binary_cross_entropy_with_logits(o, _like(o, y)),
+    **{name: functools.partial(_mean_of, loss) for name, loss in QUANTILES.items()},
 }
 """The same means by torch's own fused reductions, so that training equals plain PyTorch bit for bit."""
 
@@ -74,8 +84,12 @@ def accuracy(output: Any, label: Tensor) -> Tensor:
 
 METRICS: dict[str, Metric] = {
     "accuracy": accuracy,
+    "auc": AUC,
+    "average_precision": AVERAGE_PRECISION,
+    "f1": F1,
     "mae": lambda o, y: _rows((scores(o) - _like(scores(o), y)).abs()),
     "mse": lambda o, y: _rows((scores(o) - _like(scores(o), y)).square()),
+    **QUANTILES,
 }
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
@@ -170,13 +184,16 @@ def metrics_of(names: Iterable[str] | Mapping[str, Metric]) -> dict[str, Metric]
                 raise ConfigError(
                     "metrics = {'loss': …} would stand in the place of the loss, val_loss; give another name"
                 )
-        return {name: metric(name, given) for name, given in names.items()}
-    found = {}
-    for name in names:
-        if name not in METRICS:
-            raise ConfigError(f"metric {name!r} is not known. {nearest(name, METRICS)}")
-        found[name] = METRICS[name]
-    return found
+        own = {name: given for name, given in names.items() if not isinstance(given, str)}
+        known = {name: _metric_by_name(given) for name, given in names.items() if isinstance(given, str)}
+        return {name: known[name] if name in known else metric(name, own[name]) for name in names}
+    return {name: _metric_by_name(name) for name in names}
+
+
+def _metric_by_name(name: str) -> Metric:
+    if name not in METRICS:
+        raise ConfigError(f"metric {name!r} is not known. {nearest(name, METRICS)}")
+    return METRICS[name]
 
 
 class NamedOptimizer:

@@ -22,7 +22,7 @@ from thinwire.replicas.algorithms import Algorithm, BackPropagation, Memory
 from thinwire.replicas.calls import arguments, takes_names
 from thinwire.replicas.flaws import Flaw, flaw_of
 from thinwire.replicas.keras import KerasModule, is_keras
-from thinwire.replicas.metrics import measure
+from thinwire.replicas.metrics import condense, measure
 from thinwire.replicas.objectives import (
     Loss,
     Metric,
@@ -34,6 +34,7 @@ from thinwire.replicas.objectives import (
 from thinwire.replicas.owed import Owed
 from thinwire.replicas.schedules import Asked, begun, go_on, plain, position, resume
 from thinwire.replicas.searches import needs_closure, step_along
+from thinwire.replicas.sparse import leave_unchecked, make_dense, takes_sparse
 from thinwire.replicas.widths import Narrowed, Scale, pieces_of, rounded, unscale
 from thinwire.rules.finite import is_finite
 
@@ -69,6 +70,8 @@ class TrainSpec:
     compile: bool = False
     device: str = "auto"
     seed: int = 0
+    dense: str | None = None
+    """Why gradients of embeddings are to be dense, in words; None where a worker steps along its own."""
 
 
 PIECE_BYTES = 8 << 20
@@ -123,6 +126,9 @@ class TorchReplica:
         self.buffers = Buffers(trained)
         self.optimizer = self.optimizer_by(spec.optimizer)
         self._asked_for = _settings(self.optimizer)
+        if spec.dense is not None or spec.clip_norm is not None or not takes_sparse(self.optimizer):
+            make_dense(trained)
+        leave_unchecked(trained)
         self.scheduler = spec.scheduler(self.optimizer) if spec.scheduler else None
         self._plateau = isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         self.steps = 0
@@ -260,6 +266,9 @@ class TorchReplica:
     def clip(self) -> None:
         """Makes the gradients as short as they are to be at most."""
         if self.spec.clip_norm is not None:
+            for parameter in self.parameters.tensors:
+                if parameter.grad is not None and parameter.grad.is_sparse:  # of a function; modules are dense by now
+                    parameter.grad = parameter.grad.to_dense()
             nn.utils.clip_grad_norm_(self.parameters.tensors, self.spec.clip_norm)
 
     def advance(self) -> None:
@@ -356,6 +365,7 @@ class TorchReplica:
                     rows += batch.num_rows
         finally:
             self.module.train(training)
+        condense(self._metrics, sums, whole=True)
         return sums, weights, rows
 
     def _measure(self, batch: Any, output: Any, sums: dict[str, float], weights: dict[str, float]) -> None:
@@ -368,6 +378,7 @@ class TorchReplica:
             sums[name] = sums.get(name, 0.0) + total
             if counted is not None:
                 weights[name] = weights.get(name, 0.0) + counted
+        condense(self._metrics, sums, whole=False)
 
     def recalibrate(self, batches: Iterator[Any], model: Tensor) -> None:
         """Measures batch-norm statistics anew under another vector's parameters, into this module's buffers."""

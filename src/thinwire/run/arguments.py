@@ -18,9 +18,10 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from thinwire.coordinator.stopping import EarlyStopping, Target
+from thinwire.data.tables import TableEncoder
 from thinwire.data.tokens import Collate, is_collator, transform_of
 from thinwire.errors import ConfigError, nearest
-from thinwire.models import imported, model_by_name
+from thinwire.models import ZooModel, imported, model_by_name
 from thinwire.placement import Pipeline, Placement, Planned, TensorParallel, Whole
 from thinwire.protocol.deadlines import Deadlines
 from thinwire.replicas import ALGORITHMS, Algorithm
@@ -54,6 +55,8 @@ MOST_SEED = 2**63 - 1
 
 
 def _model(key: str, given: Any) -> Any:
+    if isinstance(given, Mapping):
+        return ZooModel(*named(key, given, '{ name = "deepfm", width = 8 }'))
     if isinstance(given, str):
         model_by_name(given)
     elif not (isinstance(given, nn.Module) or is_keras(given) or callable(given)):
@@ -207,13 +210,15 @@ def _transform(key: str, given: Any) -> Any:
     if isinstance(given, str):
         return imported(key, given)
     if isinstance(given, Mapping):
-        return transform_of(key, given)
+        if "name" in given:
+            return transform_of(key, given)
+        known_only(key, given, tuple(field.name for field in dataclasses.fields(TableEncoder)), "TableEncoder")
+        return TableEncoder(**given)
     if is_collator(given):
         return Collate(given)
     if not callable(given) or isinstance(given, type):
-        raise refused(
-            key, given, "a function from a batch's columns to a batch's columns, or tw.Tokenize(tokenizer, 'text')"
-        )
+        what = "a function from a batch's columns to a batch's columns, tw.Tokenize(tokenizer, 'text') or"
+        raise refused(key, given, f"{what} tw.TableEncoder(…)")
     return given
 
 

@@ -25,7 +25,10 @@ from thinwire.replicas.objectives import OWN, Metric, NamedOptimizer, NamedSched
 from thinwire.replicas.torch import build_module
 from thinwire.run.arguments import RATE
 from thinwire.run.trial import Trial
-from thinwire.strategies import Measured, Served, Strategy, name_of
+from thinwire.strategies import MPCA, Measured, Served, Strategy, name_of
+
+SHARES = ("accuracy", "auc", "average_precision", "f1")
+"""Metrics from 0 to 1."""
 
 
 def carrier_for(asked: str, strategy: Strategy, where: Site) -> str:
@@ -69,6 +72,15 @@ def placement_for(given: Placement | None, strategy: Strategy, carrier: str, whe
     if strategy.helpers:
         raise ConfigError("servers='driver' serves whole replicas; with a placement use servers='spread', or a number")
     return placement
+
+
+def why_dense(strategy: Strategy, placement: Placement) -> str | None:
+    """What makes the gradients of embeddings dense, in words; None where workers step along their own."""
+    if strategy.subject == "gradients":
+        return f"{name_of(strategy)} exchanges dense gradients"
+    if placement.group_size > 1:
+        return f"{placement!r} spreads the model over workers"
+    return "MPCA adds a pull to every gradient" if isinstance(strategy, MPCA) else None
 
 
 def metrics_for(given: Sequence[str] | Mapping[str, Metric] | None, loss: object) -> Any:
@@ -184,10 +196,10 @@ def target_for(
         return None
     target = Target.parse(until)
     refuse_unmeasured("until", target.metric, measured, validated=validated)
-    shares = not isinstance(metrics, Mapping) and target.metric == "val_accuracy"
+    shares = not isinstance(metrics, Mapping) and target.metric.removeprefix("val_") in SHARES
     if shares and (target.value > 1 if target.at_least else target.value < 0):
         raise ConfigError(
-            f"until = {until!r} cannot be reached: val_accuracy is a share from 0 to 1; write 0.97 for 97 %"
+            f"until = {until!r} cannot be reached: {target.metric} is a share from 0 to 1; write 0.97 for 97 %"
         )
     return target
 
@@ -233,4 +245,5 @@ def wanted_for(trial: Trial, *, validation: Any, indicator: str | None) -> Wante
         label=None if trial.transforms else columns.label,
         labels=columns.labels,
         measure=trial,
+        nullable=trial.nullable,
     )

@@ -14,6 +14,7 @@ from thinwire.placement import Pipeline, Placement, stand_in
 from thinwire.placement.deferred import network_of
 from thinwire.replicas import TrainSpec
 from thinwire.replicas.searches import needs_closure
+from thinwire.replicas.sparse import refuse_sparse_adam
 from thinwire.replicas.torch import optimizer_of
 from thinwire.rules.optimizer import FlatOptimizer
 from thinwire.strategies import ParameterTable, Relay, Strategy, name_of
@@ -41,6 +42,8 @@ def refuse_optimizer(
     if parameters is None:
         return
     made = optimizer_of(factory, parameters, torch.device("cpu"))
+    if not needs_closure(made):
+        refuse_sparse_adam(made, nn.Module(), dense=spec.dense, clip_norm=spec.clip_norm)
     rule = FlatOptimizer(factory, made)
     if isinstance(strategy, Relay):
         strategy.steps_jointly(rule)  # refuses one that cannot, where it is to

@@ -21,10 +21,12 @@ from thinwire import events, logs
 from thinwire.checkpoint import CheckpointStore, Manifest, write_file
 from thinwire.checkpoint.finite import why_not_finite
 from thinwire.cluster.base import Cluster, Site
-from thinwire.cluster.frames import is_frame
+from thinwire.cluster.frames import decode_images, is_frame
 from thinwire.cluster.local import Local
 from thinwire.coordinator.outcome import Policy
 from thinwire.coordinator.stopping import EarlyStopping
+from thinwire.data.columns import Nullable
+from thinwire.data.tables import TableEncoder
 from thinwire.data.tokens import Tokenize
 from thinwire.errors import CheckpointError, ConfigError, Interrupted, LostWorkersError, ThinwireError
 from thinwire.models import model_by_name
@@ -56,12 +58,14 @@ from thinwire.run.checks import (
     stepping_for,
     target_for,
     wanted_for,
+    why_dense,
 )
 from thinwire.run.driver import Earlier, Run
 from thinwire.run.job import Columns, Job, Transform
 from thinwire.run.optimizers import refuse_optimizer
 from thinwire.run.run_log import RunLog
 from thinwire.run.searches import Setup, refuse_searches
+from thinwire.run.tables import of_table
 from thinwire.run.trial import Trial
 from thinwire.strategies import Relay, Strategy, name_of
 from thinwire.transport.ports import Hub, Wire
@@ -79,11 +83,13 @@ class Result:
         model: the trained module, on the CPU, in evaluation mode.
         history: one row an evaluation.
         summary: the run in numbers; also `summary.json`.
+        transform: what rows went through before the model, a `TableEncoder` fitted; None where `fit` was given none.
     """
 
     model: nn.Module
     history: list[dict[str, Any]]
     summary: dict[str, Any]
+    transform: Transform | None = None
 
     def __repr__(self) -> str:
         """One line: the network, how the run ended, and its last numbers."""
@@ -118,7 +124,7 @@ class Result:
 
 @checks_arguments
 def fit(
-    model: nn.Module | Callable[[], nn.Module] | str,
+    model: nn.Module | Callable[[], nn.Module] | str | Mapping[str, Any],
     data: Any,
     *,
     inputs: Sequence[str] | None = None,
@@ -164,7 +170,8 @@ def fit(
     `optimizer={"name": "sgd", "lr": 0.1}`, `scheduler={"name": "step", "step_size": 5}`, `stop={"patience": 3}`.
 
     Args:
-        model: a module, a factory of one, or a built-in name. A factory is called under the seed on every worker.
+        model: a module, a factory of one, a built-in name, or that with settings, {"name": "deepfm", "width": 8}. A
+            factory is called under the seed on every worker.
         data: arrays, an Arrow table, a Parquet path or glob, or a built-in set such as "digits".
         inputs: columns given to the model, in its order (models of transformers: by name); None takes all but label and
             weight.
@@ -186,8 +193,9 @@ def fit(
         batch_size: rows of one step of one worker.
         validation: a share of the rows, or data of its own.
         weight: a column of row weights.
-        transform: a function from a batch's columns to a batch's columns, run on the workers; `Tokenize` for text, or a
-            data collator of transformers.
+        transform: a function from a batch's columns to a batch's columns, run on the workers; it sees nulls, and fills
+            them. Or a `TableEncoder`, which is fitted on the training rows, and its columns are the inputs; `Tokenize`
+            for text; or a data collator of transformers.
         metrics: names, or by name callables that give one number a row, `MetricOfSums`, or metrics of torchmetrics;
             measured on the validation rows.
         stop: early stopping.
@@ -211,7 +219,10 @@ def fit(
         progress: show a live display; only on a terminal or in a notebook unless said. True writes lines into a log.
     """
     out, resume = cast("str | None", out), cast("str | None", resume)  # by now arguments have one form
-    placement, transform = cast("Placement | None", placement), cast("Transform | None", transform)
+    placement = cast("Placement | None", placement)
+    besides = {"label": label, "weight": weight, "validation": validation if isinstance(validation, str) else None}
+    model, transform, inputs = of_table(model, transform, data, inputs=inputs, besides=besides, validation=validation)
+    own = None if isinstance(transform, TableEncoder) else transform
     stop = cast("EarlyStopping | None", stop)
     chosen: Any = strategy or Relay()
     where = (cluster or _default_cluster(data)).site(data)
@@ -256,6 +267,7 @@ def fit(
     spread = placement_for(placement, chosen, carrier, where)
     if carrier == "spark" and deadlines is None:  # jobs are slow, and letters are not lost
         patience = dataclasses.replace(patience, stall_s=300.0, silence_s=60.0, prepare_s=60.0)
+    spec = dataclasses.replace(spec, dense=why_dense(chosen, spread))
     refuse_impossible(spec, chosen, codec, spread, validated=validation is not None)
     refuse_optimizer(network, spec, chosen, spread)
     refuse_searches(factory, Setup(spec=spec, strategy=chosen, placement=spread, exchange=carrier, codec=codec))
@@ -266,7 +278,7 @@ def fit(
         opened = where.open(data, validation)
         where.look(out, ports=carrier != "spark")
         names = columns_for([n for n in opened.names if n != opened.indicator], inputs, label, weight)
-        reads, opaque = None, transform is not None
+        reads, opaque = None, own is not None
         if isinstance(transform, Tokenize):
             names, reads, opaque = transform.given(names), transform.reads(names), False
         refuse_unreadable(spread, factory, seed, len(names))
@@ -278,7 +290,15 @@ def fit(
             weight=weight,
             transform=in_turn(opened.transform, transform),
         )
-        trial = Trial(factory, spec, columns, batch_size, transforms=opaque, validated=validation is not None)
+        trial = Trial(
+            factory,
+            spec,
+            columns,
+            batch_size,
+            transforms=opaque,
+            validated=validation is not None,
+            nullable=nullable_of(transform),
+        )
         wanted = wanted_for(trial, validation=validation, indicator=opened.indicator)
         dealt = opened.deal(wanted, folder)
         if dealt.validation_rows == 0 and validation is not None:
@@ -358,7 +378,7 @@ def fit(
             _write_summary(f"{out.rstrip('/')}/summary.json", summary)
         if trained is None:
             raise Interrupted(run.how_to_resume(out, outcome))
-        result = Result(trained, outcome.history, summary)
+        result = Result(trained, outcome.history, summary, transform)
         for callback in callbacks:
             _finish(callback, result)
         return result
@@ -422,6 +442,15 @@ def in_turn(first: Transform | None, second: Transform | None) -> Transform | No
     if first is None or second is None:
         return first or second
     return functools.partial(composed, first, second)
+
+
+def nullable_of(transform: Transform | None) -> Nullable:
+    """Which columns may have nulls, since this transform fills them."""
+    if isinstance(transform, TableEncoder):
+        return transform.columns
+    if isinstance(transform, functools.partial) and transform.func is composed:
+        return nullable_of(transform.args[1])
+    return transform is not None and not (isinstance(transform, functools.partial) and transform.func is decode_images)
 
 
 def composed(first: Transform, second: Transform, columns: dict[str, Any]) -> dict[str, Any]:

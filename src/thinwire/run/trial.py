@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from thinwire.data import Batch, Loader, Position, Sampler, Shard, write_shard
+from thinwire.data.columns import Nullable
 from thinwire.data.labels import look_at
 from thinwire.errors import ConfigError, DataError, ThinwireError
 from thinwire.replicas import BackPropagation, TrainSpec
@@ -37,6 +38,8 @@ from thinwire.replicas.labels import WrongLabels
 from thinwire.replicas.lightning import own_scheduler
 from thinwire.replicas.metrics import computed, measure
 from thinwire.replicas.objectives import OWN, Objective, metrics_of
+from thinwire.replicas.quantiles import QUANTILES
+from thinwire.replicas.sparse import refuse_sparse_adam
 from thinwire.replicas.torch import build_module
 from thinwire.run.job import Columns
 
@@ -70,6 +73,7 @@ class Trial:
         transforms: whether the user's own transform makes columns. It may have effects of its own, so that only workers
             call it; without it all labels are looked at as rows are dealt out.
         validated: whether there are validation rows to measure metrics on.
+        nullable: which columns may have nulls, since a transform fills them.
         found: "base" is a digest of the network's frozen parameters, once it was made.
     """
 
@@ -79,6 +83,7 @@ class Trial:
     batch_size: int
     transforms: bool
     validated: bool
+    nullable: Nullable = False
     found: dict[str, str] = field(default_factory=dict, compare=False)
 
     def __call__(self, row: Any) -> tuple[int, ...] | None:
@@ -141,7 +146,7 @@ class Trial:
         with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
             path = os.path.join(folder, "row")
             try:
-                write_shard(path, [row] * rows, row.schema)
+                write_shard(path, [row] * rows, row.schema, nullable=self.nullable)
             except DataError:  # nulls, say: told of with their number as rows are dealt out
                 return None
             loader = Loader(
@@ -281,6 +286,7 @@ class Trial:
                 f"optimizer gave {_kind(made)}; it must return a torch optimizer: "
                 "lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
             )
+        refuse_sparse_adam(made, module, dense=self.spec.dense, clip_norm=self.spec.clip_norm)
         if self.spec.scheduler is None:
             return
         moved = _called("scheduler", self.spec.scheduler, made, "the optimizer")
@@ -317,7 +323,7 @@ class Trial:
                         raise
 
 
-_ALIKE = ("mse", "l1", "smooth_l1", "bce_with_logits")
+_ALIKE = ("mse", "l1", "smooth_l1", "bce_with_logits", *QUANTILES)
 """Losses by name that compare output and label one by one, however they are laid out."""
 
 

@@ -21,6 +21,7 @@ from thinwire.replicas.labels import labels_of
 from thinwire.replicas.objectives import OWN, NamedOptimizer
 from thinwire.run.arguments import checked
 from thinwire.run.session import fit, in_turn
+from thinwire.run.tables import of_table
 from thinwire.spark.imports import checked as checked_modules
 from thinwire.spark.model import TorchModel
 from thinwire.spark.objects import Source, Withheld, WithheldError, code_of, damaged, made_of
@@ -38,7 +39,8 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
 
     Args:
         model: an `nn.Module`, a factory of one, or a built-in name.
-        input_cols: columns given to the network, in its order: numbers, arrays, ML vectors, images.
+        input_cols: columns given to the network, in its order: numbers, arrays, ML vectors, images; those of a
+            `TableEncoder`, where `transform` is one, unless said.
         label_col: the column that the loss compares with.
         weight_col: a column of row weights.
         validation_indicator_col: a boolean column, true for rows to validate on.
@@ -121,24 +123,35 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
         value = self.getOrDefault
         if not self.isSet(self.model):
             raise ConfigError("TorchEstimator needs a model; write TorchEstimator(model=make_net, input_cols=[…])")
-        if not self.isSet(self.inputCols):
-            raise ConfigError(f"TorchEstimator needs input_cols; the data has {', '.join(dataset.columns)}")
         options = dict(value(self.fitOptions))
         for held in (*(value(self.getParam(name)) for name in sorted(OBJECTS)), *options.values()):
             if isinstance(held, Withheld):
                 raise WithheldError(held.why)
+        weight = value(self.weightCol) if self.isSet(self.weightCol) else None
+        if self.isSet(self.validationIndicatorCol):
+            options["validation"] = value(self.validationIndicatorCol)
+        held = options.get("validation")
+        besides = {"label_col": value(self.labelCol), "weight_col": weight}
+        given, transform, inputs = of_table(
+            value(self.model),
+            checked({"transform": options.pop("transform", None)})["transform"],
+            dataset,
+            inputs=value(self.inputCols) if self.isSet(self.inputCols) else None,
+            besides=besides | {"validation_indicator_col": held if isinstance(held, str) else None},
+            validation=held,
+        )
+        if inputs is None:
+            raise ConfigError(f"TorchEstimator needs input_cols; the data has {', '.join(dataset.columns)}")
         cluster = options.pop("cluster", None) or Spark(
             workers=value(self.numWorkers) if self.isSet(self.numWorkers) else None, session=dataset.sparkSession
         )
-        if self.isSet(self.validationIndicatorCol):
-            options["validation"] = value(self.validationIndicatorCol)
         with _turn(cluster, dataset.sparkSession):
             result = fit(
-                value(self.model),
+                given,
                 dataset,
-                inputs=value(self.inputCols),
+                inputs=inputs,
                 label=value(self.labelCol),
-                weight=value(self.weightCol) if self.isSet(self.weightCol) else None,
+                weight=weight,
                 loss=value(self.loss),
                 optimizer=self._optimizer(),
                 strategy=value(self.strategy),
@@ -146,17 +159,18 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
                 batch_size=value(self.batchSize),
                 seed=int(value(self.seed)),
                 cluster=cluster,
+                transform=transform,
                 **options,
             )
-            example = example_row(dataset, self.getInputCols())
-        given = value(self.model)
+            example = example_row(dataset, list(inputs))
         made = TorchModel._of(
             result,
             model_by_name(given) if isinstance(given, str) else given,
-            in_turn(image_decoder(dataset), checked({"transform": options.get("transform")})["transform"]),
+            in_turn(image_decoder(dataset), transform),
             example,
         )
         self._copyValues(made)
+        made._set(inputCols=list(inputs))
         if value(self.task) == "auto":
             made._set(task=_task_of(value(self.loss), result.model))
         made.parent = self

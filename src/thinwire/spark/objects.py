@@ -3,20 +3,21 @@
 What is read is data that anybody may have written, so that each place of a saved model or estimator (a *slot*) takes
 certain shapes alone, whatever else could be imported:
 
-    slot        plain value       by name, of a module that is imported   by name, of a trusted module   other
-    model       a network's name  a class below torch.nn.Module           also functions                 "zoo"
-    transform   None              nothing                                 functions                      "partial"
-    loss        a loss's name     the functions of FUNCTIONAL             also functions
-    optimizer   an optimizer's    a class below torch.optim.Optimizer     also functions
-    scheduler   a scheduler's     a class below LRScheduler               also functions
-    strategy    a strategy's      nothing                                 nothing                        "strategy"
-    option      any               nothing                                 nothing
+    slot       plain value      by name, of a module that is imported  by name, of a trusted module  other
+    model      a network's name a class below torch.nn.Module          also functions                "zoo", "settings"
+    transform  None             nothing                                functions                     "partial", "table"
+    loss       a loss's name    the functions of FUNCTIONAL            also functions
+    optimizer  an optimizer's   a class below torch.optim.Optimizer    also functions
+    scheduler  a scheduler's    a class below LRScheduler              also functions
+    strategy   a strategy's     nothing                                nothing                       "strategy"
+    option     any              nothing                                nothing
 
-A partial is of `decode_images` with the names of columns, or of two transforms in turn. A transform may also be a
-tokenizer ("tokenize"): the text of a `tokenizer.json` with plain settings, which the library tokenizers reads as data.
-In every slot a pickle is run where the caller allows it. An optimizer and a scheduler may have settings beside their
-names: keyword arguments of torch's own classes, in plain values. A name is never called here; what it may be called
-with later is otherwise not for the data to say.
+A network of the zoo may have settings, plain values for its own factory; a table is the plain values of a
+`TableEncoder`. A partial is of `decode_images` with the names of columns, or of two transforms in turn. A transform may
+also be a tokenizer ("tokenize"): the text of a `tokenizer.json` with plain settings, which the library tokenizers reads
+as data. In every slot a pickle is run where the caller allows it. An optimizer and a scheduler may have settings beside
+their names: keyword arguments of torch's own classes, in plain values. A name is never called here; what it may be
+called with later is otherwise not for the data to say.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from thinwire.cluster.frames import decode_images
+from thinwire.data.tables import TableEncoder
 from thinwire.data.tokens import Tokenize
-from thinwire.errors import CheckpointError, ThinwireError
-from thinwire.models import ZOO
+from thinwire.errors import CheckpointError, ConfigError, ThinwireError
+from thinwire.models import ZOO, ZooModel
 from thinwire.replicas.objectives import LOSSES, OPTIMIZERS, OWN, SCHEDULERS
 from thinwire.run.session import composed, in_turn
 from thinwire.spark.imports import LISTED, RefusedError, defined, is_defined
@@ -102,8 +104,8 @@ class Slot(NamedTuple):
 
 
 SLOTS = {
-    "model": Slot(ZOO, nn.Module, True, ("zoo",)),
-    "transform": Slot(functions=True, kinds=("partial", "tokenize")),
+    "model": Slot(ZOO, nn.Module, True, ("zoo", "settings")),
+    "transform": Slot(functions=True, kinds=("partial", "tokenize", "table")),
     "loss": Slot({**LOSSES, OWN: None}, None, True),
     "optimizer": Slot(OPTIMIZERS, torch.optim.Optimizer, True),
     "scheduler": Slot(SCHEDULERS, LRScheduler, True),
@@ -114,6 +116,8 @@ KEYS = {
     "value": {"value"},
     "strategy": {"name", "knobs"},
     "zoo": {"name"},
+    "settings": {"name", "settings"},
+    "table": {"state"},
     "name": {"module", "name"},
     "partial": {"of", "args"},
     "tokenize": {"settings"},
@@ -145,6 +149,10 @@ def code_of(value: Any) -> Code:
         return {"kind": "strategy", "name": name_of(value), "knobs": dataclasses.asdict(value)}
     if isinstance(value, Tokenize):
         return {"kind": "tokenize", "settings": value.settings}
+    if isinstance(value, ZooModel) and value.name in ZOO:
+        return {"kind": "settings", "name": value.name, "settings": dict(value.settings)}
+    if isinstance(value, TableEncoder):
+        return {"kind": "table", "state": value.state()}
     for name, factory in ZOO.items():
         if value is factory:
             return {"kind": "zoo", "name": name}
@@ -224,6 +232,11 @@ def _made_of(code: Code, slot: str, source: Source, depth: int) -> Any:
         raise _unknown(slot, kind, source)
     if kind == "zoo":
         return ZOO[code["name"]]
+    if kind in ("settings", "table"):
+        try:
+            return TableEncoder.of_state(code["state"]) if kind == "table" else _with_settings(**code)
+        except ConfigError as error:
+            raise damaged(source.path, error) from error
     if kind == "strategy":
         return strategy(code["name"], code["knobs"])
     if kind == "tokenize":
@@ -242,6 +255,13 @@ def _plain(value: Any, slot: str, source: Source) -> Any:
         module, _, name = value.partition(":")
         return _named(module, name, slot, source)
     raise _unknown(slot, value, source)
+
+
+def _with_settings(name: Any, settings: Any, kind: str) -> ZooModel:
+    """A network of the zoo that is made with settings; another name is refused, whatever could be imported."""
+    if not isinstance(name, str) or name not in ZOO or not isinstance(settings, dict):
+        raise ValueError(f"the network {reprlib.repr(name)} with {reprlib.repr(settings)}")
+    return ZooModel(name, settings)
 
 
 def _partial(of: Any, args: Any, source: Source, depth: int) -> Any:

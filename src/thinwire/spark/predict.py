@@ -14,11 +14,23 @@ from torch import nn
 
 from thinwire.cluster.sessions import gpu_given
 from thinwire.cluster.shipping import packed
-from thinwire.data.columns import RaggedError, count_nulls, dense, is_tensor, prepared, stored_array
+from thinwire.data.columns import (
+    RaggedError,
+    count_nulls,
+    dense,
+    form_with_nulls,
+    is_tensor,
+    may_be_null,
+    prepared,
+    shown_with_nulls,
+    stored_array,
+)
+from thinwire.data.loader import refuse_unfilled
 from thinwire.errors import DataError
 from thinwire.models.program import ROWS
 from thinwire.replicas.calls import Given, called, scores
 from thinwire.replicas.frozen import load_over_base, refuse_other_base
+from thinwire.run.session import nullable_of
 
 _modules: dict[str, nn.Module] = {}
 """Networks that this Python process has built, by their predictors' digests: Spark uses it for many tasks."""
@@ -81,8 +93,7 @@ class Predictor:
     def examples(self, row: Any, *, whole: bool = False) -> list[torch.Tensor]:
         """Inputs of the network for copies of one row, on the CPU."""
         batch = prepared(pa.Table.from_batches([row] * ROWS).combine_chunks().to_batches()[0], self.inputs)
-        given = {name: _column(name, array) for name, array in zip(batch.schema.names, batch.columns, strict=True)}
-        return [tensor.cpu() for tensor in self.tensors(given, whole=whole)]
+        return [tensor.cpu() for tensor in self.tensors(self._given(batch), whole=whole)]
 
     def one(self, values: Sequence[Any]) -> tuple[np.ndarray[Any, Any], ...]:
         """The same of one row, given as ML vectors, arrays and numbers."""
@@ -93,11 +104,26 @@ class Predictor:
             return self._shaped(scores(called(module, Given(tuple(tensors), self.inputs))).float().cpu())
 
     def _tensors(self, batch: Any) -> list[torch.Tensor]:
-        given = {name: _column(name, array) for name, array in zip(batch.schema.names, batch.columns, strict=True)}
-        return self.tensors(given, whole=getattr(self.module(), "takes_columns", False))
+        given = self._given(batch)
+        unfilled = [name for name in batch.schema.names if count_nulls(batch.column(name))]
+        return self.tensors(given, whole=getattr(self.module(), "takes_columns", False), unfilled=unfilled)
 
-    def tensors(self, given: dict[str, Any], *, whole: bool = False) -> list[torch.Tensor]:
-        """What the network is given of columns: float32 of doubles, unless a program takes columns whole."""
+    def _given(self, batch: Any) -> dict[str, Any]:
+        """A batch's columns, with nulls where the transform fills them."""
+        nullable = nullable_of(self.transform)
+        pairs = zip(batch.schema.names, batch.columns, strict=True)
+        return {name: _column(name, array, nullable=may_be_null(name, nullable)) for name, array in pairs}
+
+    def tensors(
+        self, given: dict[str, Any], *, whole: bool = False, unfilled: Sequence[str] = ()
+    ) -> list[torch.Tensor]:
+        """What the network is given of columns: float32 of doubles, unless a program takes columns whole.
+
+        Args:
+            given: the columns.
+            whole: whether doubles stay what they are.
+            unfilled: columns that had nulls, which the transform is to have filled.
+        """
         if self.transform is not None:
             given = self.transform(given)
         device = _device()
@@ -110,6 +136,8 @@ class Predictor:
                         f"column {name!r} is no tensor; train and predict with a transform that makes it one"
                     )
                 value = torch.from_numpy(np.ascontiguousarray(value))
+            if name in unfilled:
+                refuse_unfilled(name, value)
             found.append((value.float() if value.dtype == torch.float64 and not whole else value).to(device))
         return found
 
@@ -155,10 +183,17 @@ def _one_row(name: str, value: Any) -> Any:
     return torch.from_numpy(found[None].astype(np.uint8 if found.dtype.kind == "b" else found.dtype))
 
 
-def _column(name: str, array: Any) -> Any:
-    if nulls := count_nulls(array):
+def _column(name: str, array: Any, *, nullable: bool) -> Any:
+    nulls = count_nulls(array)
+    if nulls and nullable:
+        stored = stored_array(array)
+        form = form_with_nulls([stored])
+        shown = shown_with_nulls(stored, form)
+        return shown if form is None else torch.from_numpy(shown.copy())
+    if nulls:
         raise DataError(
-            f"column {name!r} has {nulls} nulls; a prediction needs a value in every row. Fill or drop them."
+            f"column {name!r} has {nulls} nulls; a prediction needs a value in every row. Fill or drop them, "
+            "or train with a transform that fills them."
         )
     if not is_tensor(array.type):
         return array.to_numpy(zero_copy_only=False)

@@ -55,7 +55,7 @@ class Stream:
         for index, tensor in enumerate(self._replica.parameters.tensors):
             if index not in self._seen and tensor.grad is not None:  # made, but not by autograd
                 offset = self._replica.parameters.offsets[index]
-                self.values[offset : offset + tensor.numel()].view(tensor.shape).copy_(tensor.grad)
+                self.values[offset : offset + tensor.numel()].view(tensor.shape).copy_(tensor.grad.to_dense())
         rest = [key for key, missing in enumerate(self._missing) if missing or not self._parts[key]]
         if self._feed is not None and rest:
             self._feed(rest, frozenset(self._replica.parameters.absent()))
@@ -71,7 +71,7 @@ class Stream:
             return
         self._seen.add(index)
         offset = self._replica.parameters.offsets[index]
-        self.values[offset : offset + parameter.numel()].view(parameter.shape).copy_(parameter.grad)
+        self.values[offset : offset + parameter.numel()].view(parameter.shape).copy_(parameter.grad.to_dense())
         whole = []
         for key in self._touched[index]:
             self._missing[key] -= 1
