@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import pyarrow as pa
 from thinwire.cluster.base import Dealt, Transform
 from thinwire.cluster.sessions import cancel, is_remote, job_runner
 from thinwire.data.feeds import Streamed, Wanted
+from thinwire.data.rdds import LOOKED_AT, Packing, is_rdd, packing_of
 from thinwire.errors import ConfigError, DataError, nearest
 
 INDICATOR = "__thinwire_validation"
@@ -27,6 +28,35 @@ def is_frame(data: Any) -> bool:
     """Whether data is a Spark DataFrame, without importing pyspark."""
     kind = type(data)
     return kind.__name__ == "DataFrame" and kind.__module__.startswith("pyspark.sql")
+
+
+def framed(data: Any) -> Any:
+    """An RDD as a DataFrame, whose rows are computed when they are read; anything else as it is.
+
+    A record (array, label) has the columns "features" and "label", a Row or a dict those that it names.
+    """
+    if not is_rdd(data):
+        return data
+    from pyspark.sql import SparkSession
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    packing = packing_of(data.take(LOOKED_AT))
+    session = SparkSession.builder.getOrCreate()
+    packed = data.mapPartitions(functools.partial(_rows, tuple(packing)))
+    frame = session.createDataFrame(packed, "pack binary", verifySchema=False)
+    return frame.mapInArrow(functools.partial(_opened, tuple(packing)), from_arrow_schema(packing.schema))
+
+
+def _rows(packing: tuple[Any, int], records: Iterable[Any]) -> Iterator[tuple[bytearray]]:
+    for pack in Packing(*packing)(records):
+        yield (bytearray(pack),)
+
+
+def _opened(packing: tuple[Any, int], batches: Iterable[Any]) -> Iterator[Any]:
+    opened = Packing(*packing)
+    for batch in batches:
+        table = pa.Table.from_batches(opened.opened(batch.column(0).to_pylist()), opened.schema)
+        yield from table.combine_chunks().to_batches()
 
 
 class FrameData:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+from thinwire.data.rdds import is_rdd
 from thinwire.errors import ConfigError
 
 CONNECT_PORT = 15002
@@ -28,6 +29,10 @@ def find_session(given: Any, data: Any, master: str | None, workers: int | None)
         return given
     if type(data).__module__.startswith("pyspark.sql"):
         return data.sparkSession
+    if is_rdd(data):
+        from pyspark.sql import SparkSession as Session
+
+        return Session.builder.getOrCreate()  # that of the RDD's context
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:

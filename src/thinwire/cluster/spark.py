@@ -24,7 +24,7 @@ from typing import Any
 import cloudpickle
 
 from thinwire.cluster.base import Dealt, DriverData, Entry, sockets
-from thinwire.cluster.frames import FrameData, is_frame
+from thinwire.cluster.frames import FrameData, framed, is_frame
 from thinwire.cluster.local import Local, LocalWorkforce
 from thinwire.cluster.preflight import examine
 from thinwire.cluster.process import make_own
@@ -40,6 +40,7 @@ from thinwire.cluster.sessions import (
 )
 from thinwire.cluster.shipping import packed
 from thinwire.coordinator.ports import Exit
+from thinwire.data.rdds import is_rdd
 from thinwire.errors import ConfigError, TimedOutError
 from thinwire.placement import between_processes, part_of
 from thinwire.protocol.clock import REAL
@@ -114,8 +115,10 @@ class SparkSite:
     def open(self, data: Any, validation: Any) -> FrameData | DriverData:
         if isinstance(data, str) and self._is_table_or_files(data):
             data = self.session.read.parquet(data)
-        if is_frame(data):
-            return FrameData(data, validation, self.workers, self.cluster.repartition)
+        if is_frame(data) or is_rdd(data):
+            # An RDD's plan does not show its shuffles: its rows are dealt out unless the caller says not to.
+            deals = True if is_rdd(data) and self.cluster.repartition == "auto" else self.cluster.repartition
+            return FrameData(framed(data), framed(validation), self.workers, deals)
         return DriverData(data, validation, self.workers, shared_disk=False)
 
     def wire(self) -> tuple[Hub, Wire]:

@@ -25,6 +25,7 @@ from thinwire.cluster.frames import is_frame
 from thinwire.cluster.local import Local
 from thinwire.coordinator.outcome import Policy
 from thinwire.coordinator.stopping import EarlyStopping
+from thinwire.data.rdds import is_rdd
 from thinwire.errors import CheckpointError, ConfigError, Interrupted, LostWorkersError, ThinwireError
 from thinwire.models import model_by_name
 from thinwire.placement import Placement, Whole, refuse_unreadable
@@ -148,7 +149,8 @@ def fit(
 
     Args:
         model: a module, a factory of one, or a built-in name. A factory is called under the seed on every worker.
-        data: arrays, an Arrow table, a Parquet path or glob, or a built-in set such as "digits".
+        data: arrays, an Arrow table, a DataFrame, an RDD of (array, label), a Parquet path or glob, or a built-in set
+            such as "digits".
         inputs: columns given to the model, in its order; None takes all but label and weight.
         label: the column the loss compares with; None calls the loss with the output alone.
         loss: a name, or a callable of (output, label); "cross_entropy", or the algorithm's own, unless said.
@@ -350,7 +352,7 @@ def _finish(callback: Any, result: Result) -> None:
 
 def _default_cluster(data: Any) -> Cluster:
     """Two processes here, or the Spark cluster that the data is on."""
-    if not is_frame(data):
+    if not (is_frame(data) or is_rdd(data)):
         return Local()
     from thinwire.cluster.spark import Spark
 

@@ -11,8 +11,9 @@ from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from torch import nn
 
-from thinwire.cluster.frames import image_decoder
+from thinwire.cluster.frames import framed, image_decoder
 from thinwire.cluster.spark import Spark
+from thinwire.data.rdds import is_rdd
 from thinwire.errors import ConfigError
 from thinwire.models import model_by_name
 from thinwire.replicas.labels import labels_of
@@ -34,7 +35,8 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
 
     Args:
         model: an `nn.Module`, a factory of one, or a built-in name.
-        input_cols: columns given to the network, in its order: numbers, arrays, ML vectors, images.
+        input_cols: columns given to the network, in its order: numbers, arrays, ML vectors, images. With an RDD, all
+            but label, weight and indicator unless said.
         label_col: the column that the loss compares with.
         weight_col: a column of row weights.
         validation_indicator_col: a boolean column, true for rows to validate on.
@@ -117,7 +119,9 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
         value = self.getOrDefault
         if not self.isSet(self.model):
             raise ConfigError("TorchEstimator needs a model; write TorchEstimator(model=make_net, input_cols=[…])")
-        if not self.isSet(self.inputCols):
+        records, dataset = is_rdd(dataset), framed(dataset)
+        inputs = value(self.inputCols) if self.isSet(self.inputCols) else self._of_records(dataset) if records else None
+        if inputs is None:
             raise ConfigError(f"TorchEstimator needs input_cols; the data has {', '.join(dataset.columns)}")
         options = dict(value(self.fitOptions))
         cluster = options.pop("cluster", None) or Spark(
@@ -128,7 +132,7 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
         result = fit(
             value(self.model),
             dataset,
-            inputs=value(self.inputCols),
+            inputs=inputs,
             label=value(self.labelCol),
             weight=value(self.weightCol) if self.isSet(self.weightCol) else None,
             loss=value(self.loss),
@@ -147,9 +151,16 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
             in_turn(image_decoder(dataset), checked({"transform": options.get("transform")})["transform"]),
         )
         self._copyValues(made)
+        made._set(inputCols=inputs)
         if value(self.task) == "auto":
             made._set(task="classification" if labels_of(value(self.loss)).scores else "regression")
         return made
+
+    def _of_records(self, dataset: Any) -> list[str]:
+        """The inputs of an RDD's records, whose columns the user has not named: all but label, weight and indicator."""
+        others = (self.labelCol, self.weightCol, self.validationIndicatorCol)
+        taken = {self.getOrDefault(param) for param in others if self.isDefined(param)}
+        return [name for name in dataset.columns if name not in taken]
 
     def write(self) -> MLWriter:
         return _Writer(self)

@@ -13,6 +13,7 @@ from pyspark.ml import Model
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from torch import nn
 
+from thinwire.cluster.frames import framed
 from thinwire.errors import ConfigError
 from thinwire.run.session import Result
 from thinwire.spark.imports import checked
@@ -93,7 +94,7 @@ class TorchModel(Model, SharedParams, MLWritable, MLReadable["TorchModel"]):
     def _transform(self, dataset: Any) -> Any:
         from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
-        predictor = self._predictor()
+        dataset, predictor = framed(dataset), self._predictor()
         classifies = predictor.task == "classification"
         columns = [F.col(f"`{name}`") for name in predictor.inputs]
         fields = ("raw", "probability", "prediction") if classifies else ("prediction",)
