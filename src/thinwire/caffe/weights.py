@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,8 @@ from thinwire.errors import ConfigError, DataError
 
 MAX_BYTES = (1 << 31) - 1
 """Protobuf reads no more."""
+_kept: ContextVar[dict[str, bytes] | None] = ContextVar("kept", default=None)
+_only: ContextVar[dict[str, bytes] | None] = ContextVar("only", default=None)
 log = logging.getLogger("thinwire.caffe")
 
 
@@ -87,8 +92,48 @@ def _touch(made: Any) -> None:
                 _touch(inner)
 
 
+@contextlib.contextmanager
+def keeping() -> Iterator[dict[str, bytes]]:
+    """Keeps every binary file of Caffe that is read within, by its path."""
+    files: dict[str, bytes] = {}
+    token = _kept.set(files)
+    try:
+        yield files
+    finally:
+        _kept.reset(token)
+
+
+@contextlib.contextmanager
+def only(files: dict[str, bytes]) -> Iterator[None]:
+    """Makes these all the binary files of Caffe that there are within: no disk is looked at."""
+    token = _only.set(files)
+    try:
+        yield
+    finally:
+        _only.reset(token)
+
+
+def found_file(name: str, folder: str) -> str:
+    """A path as Caffe's files name it: from here, as Caffe itself takes it, or else beside the file that names it."""
+    files = _only.get()
+    for place in (name, os.path.join(folder, name), os.path.join(folder, os.path.basename(name))):
+        if os.path.exists(place) if files is None else place in files:
+            return place
+    raise ConfigError(f"{name!r} is neither here nor in {folder!r}; run from the folder that such paths start in")
+
+
 def read_bytes(name: str) -> bytes:
     """A binary file of Caffe, whole."""
+    files, kept = _only.get(), _kept.get()
+    if files is not None and name not in files:
+        raise DataError(f"{name!r} has not travelled with the network; give the net that names it again")
+    found = _read(name) if files is None else files[name]
+    if kept is not None:
+        kept[name] = found
+    return found
+
+
+def _read(name: str) -> bytes:
     if not os.path.isfile(name):
         raise DataError(f"{name!r} is not a file; give the path of a caffemodel, solverstate or binaryproto")
     if os.path.getsize(name) > MAX_BYTES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
@@ -25,6 +25,9 @@ from thinwire.spark.model import TorchModel
 from thinwire.spark.objects import Source, code_of, damaged, made_of
 from thinwire.spark.params import DEFAULTS, TrainParams, camel
 from thinwire.spark.storage import Saved, read_saved, slot_of, write_saved
+
+if TYPE_CHECKING:
+    from thinwire.spark.caffe import CaffeFit
 
 
 class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstimator"]):  # type: ignore[type-arg]
@@ -47,6 +50,10 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
         learning_rate: of an optimizer given by name.
         optimizer: a name, or a callable that makes one from the parameters.
         loss: a name, or a callable of (output, label).
+        caffe: the prototxt of a Caffe network, in place of `model`.
+        solver: the prototxt of a Caffe solver, in place of `optimizer`; it may name the network.
+        weights: a caffemodel that a Caffe network begins from.
+        output_blob: of a Caffe network, the blob that `transform` gives.
         options: further arguments of `thinwire.fit` (`scheduler`, `transform`, `stop`, `out`, `callbacks`, …) and
             further parameters (`prediction_col`, `task`, …).
     """
@@ -66,6 +73,10 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
         learning_rate: float | None = None,
         optimizer: Any = None,
         loss: Any = None,
+        caffe: Any = None,
+        solver: Any = None,
+        weights: Any = None,
+        output_blob: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -84,6 +95,10 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
             learning_rate=learning_rate,
             optimizer=optimizer,
             loss=loss,
+            caffe=caffe,
+            solver=solver,
+            weights=weights,
+            output_blob=output_blob,
             **options,
         )
 
@@ -117,11 +132,17 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
 
     def _fit(self, dataset: Any) -> TorchModel:
         value = self.getOrDefault
-        if not self.isSet(self.model):
-            raise ConfigError("TorchEstimator needs a model; write TorchEstimator(model=make_net, input_cols=[…])")
+        by_caffe = self.isSet(self.caffe) or self.isSet(self.solver)
+        if by_caffe == self.isSet(self.model):
+            raise ConfigError(
+                "TorchEstimator needs a model; write TorchEstimator(model=make_net, input_cols=[…]), or "
+                'TorchEstimator(caffe="train_val.prototxt", solver="solver.prototxt")'
+                if not by_caffe
+                else "TorchEstimator has a model and a network of Caffe; leave one of them out"
+            )
         records, dataset = is_rdd(dataset), framed(dataset)
         inputs = value(self.inputCols) if self.isSet(self.inputCols) else self._of_records(dataset) if records else None
-        if inputs is None:
+        if inputs is None and not by_caffe:
             raise ConfigError(f"TorchEstimator needs input_cols; the data has {', '.join(dataset.columns)}")
         options = dict(value(self.fitOptions))
         cluster = options.pop("cluster", None) or Spark(
@@ -129,32 +150,55 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
         )
         if self.isSet(self.validationIndicatorCol):
             options["validation"] = value(self.validationIndicatorCol)
+        given: Any = value(self.model) if not by_caffe else None
+        if by_caffe:
+            asked = self._by_caffe(dataset, inputs, options)
+            inputs, given = asked.inputs, asked.found.model
+            settings = options | asked.arguments
+        else:
+            settings = options | {
+                "inputs": inputs,
+                "label": value(self.labelCol),
+                "weight": value(self.weightCol) if self.isSet(self.weightCol) else None,
+                "loss": value(self.loss),
+                "batch_size": value(self.batchSize),
+                "epochs": value(self.epochs),
+            }
+        settings = {"optimizer": self._optimizer()} | settings if "optimizer" not in settings else settings
         result = fit(
-            value(self.model),
-            dataset,
-            inputs=inputs,
-            label=value(self.labelCol),
-            weight=value(self.weightCol) if self.isSet(self.weightCol) else None,
-            loss=value(self.loss),
-            optimizer=self._optimizer(),
-            strategy=value(self.strategy),
-            epochs=value(self.epochs),
-            batch_size=value(self.batchSize),
-            seed=int(value(self.seed)),
-            cluster=cluster,
-            **options,
+            given, dataset, strategy=value(self.strategy), seed=int(value(self.seed)), cluster=cluster, **settings
         )
-        given = value(self.model)
         made = TorchModel._of(
             result,
-            model_by_name(given) if isinstance(given, str) else given,
+            given.without_weights() if by_caffe else model_by_name(given) if isinstance(given, str) else given,
             in_turn(image_decoder(dataset), checked({"transform": options.get("transform")})["transform"]),
         )
         self._copyValues(made)
         made._set(inputCols=inputs)
         if value(self.task) == "auto":
-            made._set(task="classification" if labels_of(value(self.loss)).scores else "regression")
+            scores = made._blob().classifies if by_caffe else labels_of(value(self.loss)).scores
+            made._set(task="classification" if scores else "regression")
         return made
+
+    def _by_caffe(self, dataset: Any, inputs: Sequence[str] | None, options: dict[str, Any]) -> CaffeFit:
+        """What the prototxts say of a fit, and what was set beside them."""
+        from thinwire.spark.caffe import caffe_fit  # only here: it needs protobuf
+
+        said = {"weight_col": self.weightCol, "loss": self.loss}
+        if self.isSet(self.solver):
+            said |= {"optimizer": self.optimizer, "learning_rate": self.learningRate}
+        for name, param in said.items():
+            if self.isSet(param):
+                raise ConfigError(f"{name} has no meaning for a network of Caffe, whose prototxts say it; leave it out")
+        if self.isSet(self.solver) and options.get("scheduler") is not None:
+            raise ConfigError("solver has its own learning rates; leave scheduler out")
+        files = {
+            p.name: self.getOrDefault(p) if self.isSet(p) else None for p in (self.caffe, self.solver, self.weights)
+        }
+        named = {"batch_size": self.batchSize, "epochs": self.epochs}
+        own = {name: self.getOrDefault(param) for name, param in named.items() if self.isSet(param)}
+        found = caffe_fit(files, dataset, inputs, self.getOrDefault(self.labelCol), options | own)
+        return found._replace(arguments={k: v for k, v in own.items() if k == "epochs"} | found.arguments)
 
     def _of_records(self, dataset: Any) -> list[str]:
         """The inputs of an RDD's records, whose columns the user has not named: all but label, weight and indicator."""

@@ -77,18 +77,29 @@ class TorchModel(Model, SharedParams, MLWritable, MLReadable["TorchModel"]):
         made: TorchModel = super().copy(extra)
         return made
 
+    def _blob(self) -> Any:
+        """Of a Caffe network, the blob that a prediction gives; None of others."""
+        name = self.getOrDefault(self.outputBlob) if self.isSet(self.outputBlob) else None
+        if hasattr(self._skeleton, "blob"):
+            return self._skeleton.blob(name)
+        if name is not None:
+            raise ConfigError(f"output_blob = {name!r} is for networks of Caffe, and this is none; leave it out")
+        return None
+
     def _predictor(self) -> Predictor:
         if self._skeleton is None:
             raise ConfigError("this TorchModel is empty; make one with TorchEstimator.fit or TorchModel.load")
+        blob, task = self._blob(), self.getOrDefault(self.task)
         return Predictor(
             skeleton=self._skeleton,
             weights=self._weights,
             # The token tells models apart whose weights are equal and whose networks are not.
             digest=hashlib.blake2b(self._weights, digest_size=16).hexdigest() + self._token,
             inputs=tuple(self.getInputCols()),
-            task=self.getOrDefault(self.task),
+            task=task if blob is None or blob.classifies or task != "classification" else "regression",
             batch_size=self.getOrDefault(self.predictBatchSize),
             transform=self._user,
+            blob=None if blob is None else blob.name,
         )
 
     def _transform(self, dataset: Any) -> Any:
@@ -110,7 +121,9 @@ class TorchModel(Model, SharedParams, MLWritable, MLReadable["TorchModel"]):
         return found.withColumn(self.getPredictionCol(), F.col(f"{OUT}.prediction")).drop(OUT)
 
     def _several(self) -> bool:
-        """Whether a regression gives more than one number a row: its last layer says so."""
+        """Whether a regression gives more than one number a row: its last layer says so, or the blob's size."""
+        if (blob := self._blob()) is not None:
+            return bool(blob.size > 1)
         last = [v for v in self._predictor().module().state_dict().values() if v.dim()]
         return bool(last) and last[-1].shape[0] > 1
 

@@ -4,7 +4,7 @@ What is read is data that anybody may have written, so that each place of a save
 certain shapes alone, whatever else could be imported:
 
     slot        plain value       by name, of a module that is imported   by name, of a trusted module   other
-    model       a network's name  a class below torch.nn.Module           also functions                 "zoo"
+    model       a network's name  a class below torch.nn.Module           also functions                 "zoo", "caffe"
     transform   None              nothing                                 functions                      "partial"
     loss        a loss's name     the functions of FUNCTIONAL             also functions
     optimizer   an optimizer's    a class below torch.optim.Optimizer     also functions
@@ -12,10 +12,10 @@ certain shapes alone, whatever else could be imported:
     strategy    a strategy's      nothing                                 nothing                        "strategy"
     option      any               nothing                                 nothing
 
-A partial is of `decode_images` with the names of columns, or of two transforms in turn. In every slot a pickle is run
-where the caller allows it. An optimizer and a scheduler may have settings beside their names: keyword arguments of
-torch's own classes, in plain values. A name is never called here; what it may be called with later is otherwise not for
-the data to say.
+A network of Caffe is its prototxt with the mean images that it names: it reads no file. A partial is of `decode_images`
+with the names of columns, or of two transforms in turn. In every slot a pickle is run where the caller allows it. An
+optimizer and a scheduler may have settings beside their names: keyword arguments of torch's own classes, in plain
+values. A name is never called here; what it may be called with later is otherwise not for the data to say.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Slot(NamedTuple):
 
 
 SLOTS = {
-    "model": Slot(ZOO, nn.Module, True, ("zoo",)),
+    "model": Slot(ZOO, nn.Module, True, ("zoo", "caffe")),
     "transform": Slot(functions=True, kinds=("partial",)),
     "loss": Slot(LOSSES, None, True),
     "optimizer": Slot(OPTIMIZERS, torch.optim.Optimizer, True),
@@ -96,6 +96,7 @@ KEYS = {
     "value": {"value"},
     "strategy": {"name", "knobs"},
     "zoo": {"name"},
+    "caffe": {"net", "file", "shapes", "files"},
     "name": {"module", "name"},
     "partial": {"of", "args"},
     "pickle": {"data"},
@@ -125,6 +126,8 @@ def code_of(value: Any) -> Code:
     for name, factory in ZOO.items():
         if value is factory:
             return {"kind": "zoo", "name": name}
+    if type(value).__module__ == "thinwire.caffe.training" and hasattr(value, "plain"):
+        return {"kind": "caffe", **value.plain()}
     module, qualified = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if is_defined(value, module, qualified):
         return {"kind": "name", "module": module, "name": qualified}
@@ -186,6 +189,10 @@ def _made_of(code: Code, slot: str, source: Source, depth: int) -> Any:
         raise _unknown(slot, kind, source)
     if kind == "zoo":
         return ZOO[code["name"]]
+    if kind == "caffe":
+        from thinwire.caffe.training import NetFactory  # only here: it needs protobuf
+
+        return NetFactory.of_plain(code["net"], code["file"], code["shapes"], code["files"])
     if kind == "strategy":
         return strategy(code["name"], code["knobs"])
     return _partial(code["of"], code["args"], source, depth)

@@ -34,6 +34,7 @@ class Predictor:
         task: "classification" or "regression".
         batch_size: rows of one forward pass.
         transform: what the training had, if anything.
+        blob: of a Caffe network, the blob that stands for its output.
     """
 
     skeleton: Callable[[], nn.Module] = field(repr=False)
@@ -43,6 +44,7 @@ class Predictor:
     task: str
     batch_size: int
     transform: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    blob: str | None = None
 
     def module(self) -> nn.Module:
         """The network, ready to predict; built once a process."""
@@ -65,7 +67,9 @@ class Predictor:
         module, outputs = self.module(), []
         with torch.inference_mode():
             for start in range(0, batch.num_rows, self.batch_size):
-                outputs.append(module(*self._tensors(batch.slice(start, self.batch_size))).float().cpu())
+                output = module(*self._tensors(batch.slice(start, self.batch_size)))
+                output = output if self.blob is None else module.net.blobs[self.blob].flatten(1)
+                outputs.append(output.float().cpu())
         return self._shaped(torch.cat(outputs))
 
     def _tensors(self, batch: Any) -> list[torch.Tensor]:
