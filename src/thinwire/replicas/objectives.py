@@ -190,6 +190,15 @@ RISING = {"onecycle": "it rises by itself, for pct_start of its time", "plateau"
 """Schedulers that take no warm-up, and why."""
 
 
+class EndingCosine(lr_scheduler.CosineAnnealingLR):
+    """A cosine that stays where it ends; torch's own would rise again."""
+
+    def get_lr(self) -> Any:
+        if self.last_epoch > self.T_max:
+            return [group["lr"] for group in self.optimizer.param_groups]
+        return super().get_lr()
+
+
 class NamedScheduler:
     """A learning-rate scheduler by name with its settings, as a recipe gives it.
 
@@ -211,20 +220,23 @@ class NamedScheduler:
         if every not in (None, "step", "epoch"):
             raise ConfigError(f"train.scheduler.every = {every!r} is not known; use 'step' or 'epoch'")
         self.name, self.warmup, self.every, self.settings = name, warmup, every, settings
+        self._kind: Any = SCHEDULERS[name]
 
     def over(self, length: int | None) -> NamedScheduler:
         """The same for a run of so many steps or epochs: a cosine that is not told otherwise ends with the run."""
         if self.name != "cosine" or "T_max" in self.settings or length is None:
             return self
         settings = {"T_max": max(1, length - self.warmup), **self.settings}
-        return NamedScheduler(self.name, warmup=self.warmup, every=self.every, **settings)
+        made = NamedScheduler(self.name, warmup=self.warmup, every=self.every, **settings)
+        made._kind = EndingCosine
+        return made
 
     def __call__(self, optimizer: torch.optim.Optimizer) -> Any:
         rise = None
         if self.warmup:
             rise = lr_scheduler.LinearLR(optimizer, start_factor=1 / (self.warmup + 1), total_iters=self.warmup)
         try:
-            made = SCHEDULERS[self.name](optimizer, **self.settings)
+            made = self._kind(optimizer, **self.settings)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"train.scheduler {self.name!r} does not take {self.settings}: {error}") from error
         return lr_scheduler.SequentialLR(optimizer, [rise, made], [self.warmup]) if rise else made

@@ -158,6 +158,7 @@ class Run:
             "total_rows": self._coordinator.membership.total_rows,
             "workers_at": at,
             "rows_done": sum(int(each["rows"] or 0) for each in at.values()),
+            "train_s": self._coordinator.train_s,
             "thinwire": __version__,
             "finite": True,
         }

@@ -121,6 +121,7 @@ def fit(
     codec: str = "float32",
     epochs: int | None = None,
     steps: int | None = None,
+    seconds: float | None = None,
     until: str | None = None,
     batch_size: int = 64,
     validation: Any = None,
@@ -165,6 +166,7 @@ def fit(
         codec: how contributions are packed, for strategies that leave it open.
         epochs: passes over the rows.
         steps: optimizer steps of each worker at most.
+        seconds: of training, after which the run ends with the model as it is; those before a resume count.
         until: a target that ends the run, such as "val_accuracy >= 0.97" or "train_loss <= 0.1".
         batch_size: rows of one step of one worker.
         validation: a share of the rows, or data of its own.
@@ -203,7 +205,7 @@ def fit(
         factory = functools.partial(copy.deepcopy, factory)  # threads must not train one module together
     method: Any = algorithm or BackPropagation()
     loss, metrics = objective_for(method, loss, metrics)
-    if epochs is None and steps is None and until is None:
+    if epochs is None and steps is None and until is None and seconds is None:
         epochs = 1
     moves: Any = scheduler
     if isinstance(moves, NamedScheduler):
@@ -253,6 +255,8 @@ def fit(
         store = CheckpointStore(f"{out.rstrip('/')}/checkpoints") if out is not None else None
         earlier = _earlier(resume, chosen, spread) if resume is not None else None
         log = RunLog(out, callbacks, clock=where.time.wall)
+        goes_on = chosen.by_time and spread.group_size == 1 and where.workers > 1 and epochs is not None
+        beyond = where.workers if goes_on else None
         plan = WorkerPlan(
             worker=0,
             attempt=0,
@@ -265,6 +269,7 @@ def fit(
             codec=codec,
             deadlines=patience,
             group_size=spread.group_size,
+            beyond=beyond,
             on_nonfinite=on_nonfinite,
         )
         hub, wire = _wire(where, carrier)
@@ -297,6 +302,8 @@ def fit(
             helpers=chosen.helpers,
             stop=stop,
             until=target,
+            seconds=seconds,
+            epochs=None if beyond is None else epochs,
             compute=functools.partial(computed, {f"val_{k}": v for k, v in metrics_of(spec.metrics).items()}),
             deadlines=patience,
             group_size=spread.group_size,

@@ -162,7 +162,7 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
                 "weight": value(self.weightCol) if self.isSet(self.weightCol) else None,
                 "loss": value(self.loss),
                 "batch_size": value(self.batchSize),
-                "epochs": value(self.epochs),
+                "epochs": value(self.epochs) if self.isSet(self.epochs) or "seconds" not in options else None,
             }
         settings = {"optimizer": self._optimizer()} | settings if "optimizer" not in settings else settings
         result = fit(

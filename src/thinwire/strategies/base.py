@@ -190,6 +190,11 @@ class Strategy(ABC):
         """Why a setting was chosen, in one line for people; empty where there is nothing to say."""
         return ""
 
+    @property
+    def by_time(self) -> bool:
+        """Whether rounds are due by the clock, so that fast workers do more rows than slow ones."""
+        return False
+
     @abstractmethod
     def due(self, progress: Progress) -> bool:
         """Whether to launch the next round now, after a step (and before the first one)."""
