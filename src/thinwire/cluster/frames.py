@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,8 @@ import pyarrow as pa
 from thinwire.cluster.base import Dealt, Transform
 from thinwire.cluster.sessions import cancel, is_remote, job_runner
 from thinwire.data.feeds import Streamed, Wanted
-from thinwire.data.rdds import LOOKED_AT, Packing, is_rdd, packing_of
 from thinwire.errors import ConfigError, DataError, nearest
+from thinwire.records import LOOKED_AT, is_rdd, packing_of, packs, unpacked
 
 INDICATOR = "__thinwire_validation"
 IMAGE_FIELDS = ("origin", "height", "width", "nChannels", "mode", "data")
@@ -42,21 +42,9 @@ def framed(data: Any) -> Any:
 
     packing = packing_of(data.take(LOOKED_AT))
     session = SparkSession.builder.getOrCreate()
-    packed = data.mapPartitions(functools.partial(_rows, tuple(packing)))
+    packed = data.mapPartitions(functools.partial(packs, tuple(packing)))
     frame = session.createDataFrame(packed, "pack binary", verifySchema=False)
-    return frame.mapInArrow(functools.partial(_opened, tuple(packing)), from_arrow_schema(packing.schema))
-
-
-def _rows(packing: tuple[Any, int], records: Iterable[Any]) -> Iterator[tuple[bytearray]]:
-    for pack in Packing(*packing)(records):
-        yield (bytearray(pack),)
-
-
-def _opened(packing: tuple[Any, int], batches: Iterable[Any]) -> Iterator[Any]:
-    opened = Packing(*packing)
-    for batch in batches:
-        table = pa.Table.from_batches(opened.opened(batch.column(0).to_pylist()), opened.schema)
-        yield from table.combine_chunks().to_batches()
+    return frame.mapInArrow(functools.partial(unpacked, tuple(packing)), from_arrow_schema(packing.schema))
 
 
 class FrameData:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from thinwire.data.rdds import is_rdd
 from thinwire.errors import ConfigError
+from thinwire.records import is_rdd
 
 CONNECT_PORT = 15002
 KNOCK_S = 10.0

@@ -40,7 +40,6 @@ from thinwire.cluster.sessions import (
 )
 from thinwire.cluster.shipping import packed
 from thinwire.coordinator.ports import Exit
-from thinwire.data.rdds import is_rdd
 from thinwire.errors import ConfigError, TimedOutError
 from thinwire.placement import between_processes, part_of
 from thinwire.protocol.clock import REAL
@@ -49,6 +48,7 @@ from thinwire.protocol.forms import header_of
 from thinwire.protocol.handshake import hello
 from thinwire.protocol.messages import ANY_ATTEMPT, COORDINATOR, Failed, Join
 from thinwire.protocol.observation import unobserved
+from thinwire.records import is_rdd
 from thinwire.replicas import TorchReplica
 from thinwire.transport.ports import Hub, Wire
 from thinwire.values import check_fields, count_or_auto, optional, truth, whole

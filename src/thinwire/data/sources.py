@@ -16,8 +16,8 @@ from thinwire.data import builtin
 from thinwire.data.arrays import named_pair, table_of_arrays
 from thinwire.data.columns import is_prepared, prepared, refuse_other_schema
 from thinwire.data.files import FileSource, open_files
-from thinwire.data.rdds import collected, is_rdd
 from thinwire.errors import DataError, nearest
+from thinwire.records import collected, is_rdd
 
 _ALLOWED = (
     "a path, folder or glob of Parquet or Arrow files, a set's name such as 'digits', an Arrow table or list "

@@ -25,11 +25,11 @@ from thinwire.cluster.frames import is_frame
 from thinwire.cluster.local import Local
 from thinwire.coordinator.outcome import Policy
 from thinwire.coordinator.stopping import EarlyStopping
-from thinwire.data.rdds import is_rdd
 from thinwire.errors import CheckpointError, ConfigError, Interrupted, LostWorkersError, ThinwireError
 from thinwire.models import model_by_name
 from thinwire.placement import Placement, Whole, refuse_unreadable
 from thinwire.protocol.deadlines import Deadlines
+from thinwire.records import is_rdd
 from thinwire.replicas import Algorithm, BackPropagation, TrainSpec
 from thinwire.replicas.keras import KerasModule, is_keras
 from thinwire.replicas.labels import labels_of

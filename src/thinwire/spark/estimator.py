@@ -13,9 +13,9 @@ from torch import nn
 
 from thinwire.cluster.frames import framed, image_decoder
 from thinwire.cluster.spark import Spark
-from thinwire.data.rdds import is_rdd
 from thinwire.errors import ConfigError
 from thinwire.models import model_by_name
+from thinwire.records import is_rdd
 from thinwire.replicas.labels import labels_of
 from thinwire.replicas.objectives import NamedOptimizer
 from thinwire.run.arguments import checked

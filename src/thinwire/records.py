@@ -1,7 +1,8 @@
 """RDDs of Spark as rows: which columns their records make, and the records as Arrow record batches.
 
 Nothing here imports pyspark. Records become batches where they lie, in the RDD's own tasks, and travel as bytes: an
-array is never a list of Python numbers on the way.
+array is never a list of Python numbers on the way. Nor is torch imported, which takes the processes of those tasks
+seconds: what they run is in this file.
 """
 
 from __future__ import annotations
@@ -13,9 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import torch
 
-from thinwire.data.columns import UNREADABLE, is_list, reason
 from thinwire.errors import DataError
 
 LOOKED_AT = 32
@@ -91,12 +90,22 @@ def packing_of(records: Sequence[Any]) -> Packing:
 def collected(rdd: Any) -> Any:
     """An RDD's records as one Arrow table in this process."""
     packing = packing_of(rdd.take(LOOKED_AT))
-    packed = rdd.mapPartitions(functools.partial(_pack, tuple(packing))).collect()
-    return pa.Table.from_batches(packing.opened(packed), packing.schema)
+    packed = rdd.mapPartitions(functools.partial(packs, tuple(packing))).collect()
+    return pa.Table.from_batches(packing.opened(bytes(pack) for (pack,) in packed), packing.schema)
 
 
-def _pack(packing: tuple[Any, int], records: Iterable[Any]) -> Iterator[bytes]:
-    return Packing(*packing)(records)
+def packs(packing: tuple[Any, int], records: Iterable[Any]) -> Iterator[tuple[bytearray]]:
+    """An RDD's records as rows of one column of packs: a task of the RDD."""
+    for pack in Packing(*packing)(records):
+        yield (bytearray(pack),)
+
+
+def unpacked(packing: tuple[Any, int], batches: Iterable[Any]) -> Iterator[Any]:
+    """Batches of packs as batches of the records' own columns: a task of a DataFrame."""
+    opened = Packing(*packing)
+    for batch in batches:
+        table = pa.Table.from_batches(opened.opened(batch.column(0).to_pylist()), opened.schema)
+        yield from table.combine_chunks().to_batches()
 
 
 def columns_of(record: Any) -> dict[str, Any]:
@@ -131,9 +140,13 @@ def _features(value: Any) -> dict[str, Any]:
     return {f"features_{i}": part for i, part in enumerate(value)} if several else {"features": value}
 
 
+def _line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+
+
 def _is_array(value: Any) -> bool:
     """Whether a value is an array or a vector; a list may be several of those, and a number is none."""
-    return hasattr(value, "toArray") or (isinstance(value, (np.ndarray, torch.Tensor)) and value.ndim > 0)
+    return hasattr(value, "toArray") or ((isinstance(value, np.ndarray) or hasattr(value, "detach")) and value.ndim > 0)
 
 
 def _plain(value: Any) -> Any:
@@ -142,9 +155,9 @@ def _plain(value: Any) -> Any:
         return bytes(value) if isinstance(value, bytearray) else value
     if hasattr(value, "toArray"):  # a vector of Spark ML
         value = value.toArray()
-    if isinstance(value, torch.Tensor):
+    if hasattr(value, "detach"):  # a tensor of torch
         value = value.detach().cpu()
-        value = value.float() if value.dtype == torch.bfloat16 else value
+        value = value.float() if str(value.dtype) == "torch.bfloat16" else value
     try:
         return np.asarray(value)
     except (TypeError, ValueError, RuntimeError):  # lists of different lengths
@@ -196,14 +209,14 @@ def _column(field: Any, records: list[dict[str, Any]]) -> Any:
             )
     values = [_plain(named[field.name]) for named in records]
     try:
-        if not is_list(field.type):
+        if not pa.types.is_list(field.type):
             return pa.array([v.item() if isinstance(v, np.ndarray) else v for v in values], field.type)
         if any(value is None for value in values) or len({value.shape for value in values}) > 1:
             return pa.array([None if value is None else value.tolist() for value in values], field.type)
         return _lists(field.type, np.stack(values))
-    except (*UNREADABLE, AttributeError) as error:
+    except (pa.ArrowException, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise DataError(
-            f"{field.name!r} of a record of the RDD is no {field.type}, as in the first records: {reason(error)}. Map "
+            f"{field.name!r} of a record of the RDD is no {field.type}, as in the first records: {_line(error)}. Map "
             "the records to one type."
         ) from error
 
@@ -211,7 +224,7 @@ def _column(field: Any, records: list[dict[str, Any]]) -> Any:
 def _lists(kind: Any, array: np.ndarray[Any, Any]) -> Any:
     """Arrays of one shape, rows first, as lists in lists."""
     kinds = []
-    while is_list(kind):
+    while pa.types.is_list(kind):
         kinds.append(kind)
         kind = kind.value_type
     if len(kinds) != array.ndim - 1:

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from thinwire.data.columns import dense
-from thinwire.data.rdds import is_rdd, packing_of
 from thinwire.errors import DataError
+from thinwire.records import is_rdd, packing_of
 
 
 def table(records: list[Any], looked_at: int = 32) -> Any:
