@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import thinwire as tw
-from thinwire.errors import ThinwireError
 from thinwire.spark import TorchEstimator
 
 from .conftest import PATIENT
@@ -77,10 +76,3 @@ def test_an_estimator_takes_an_rdd_and_its_model_predicts_one(spark: Any, rdd: A
     ).fit(weighted)
     assert named.getInputCols() == ["x"]
     assert named.summary["validation_rows"] == LABELS.count(0)
-
-
-def test_a_record_of_another_form_far_into_the_rdd_ends_the_run_with_the_column_named(spark: Any) -> None:
-    records = [(np.zeros(6, np.float32), 0)] * 60 + [(np.zeros(6, np.float32), "seven")]
-    mixed = spark.sparkContext.parallelize(records, 1)
-    with pytest.raises(ThinwireError, match="'label' of a record of the RDD is no int64"):
-        tw.fit(nn.Linear(6, 2), mixed, cluster=tw.Spark(workers=1, repartition=False, preflight=False), **SETTINGS)

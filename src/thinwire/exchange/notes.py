@@ -18,6 +18,7 @@ _SETTING = form(
     pull=maybe(is_number),
     rate=maybe(is_number),
     group=is_count,
+    cycles=maybe(is_number),
     wait=is_truth,
     caution=is_count,
 )

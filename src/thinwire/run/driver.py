@@ -227,6 +227,9 @@ class Run:
 
     def summary(self, outcome: Outcome, seconds: float) -> dict[str, Any]:
         metrics = outcome.metrics
+        late = self._job.strategy.unsettled(outcome.rounds) if outcome.rounds else ""
+        if late:
+            _logger.warning("%s", late)
         found = {
             "strategy": name_of(self._job.strategy),
             "workers": self._job.workers,
@@ -257,7 +260,7 @@ class Run:
             "reason": outcome.reason,
             "lacking": sorted(outcome.unreplaced),
             "choice": outcome.choice or None,
-            "warnings": outcome.warnings,
+            "warnings": [*outcome.warnings, *([late] if late else [])],
             "nonfinite": outcome.nonfinite,
             "checkpoint": outcome.checkpoint,
             "unwritten": outcome.unwritten,

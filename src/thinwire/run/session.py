@@ -210,7 +210,10 @@ def fit(
     moves: Any = scheduler
     if isinstance(moves, NamedScheduler):
         scheduler_every = moves.every or scheduler_every  # type: ignore[assignment]
-        moves = moves.over(epochs if scheduler_every == "epoch" else steps)
+        span = epochs if scheduler_every == "epoch" else steps
+        moves = moves.moving(scheduler_every).over(span)
+        if late := moves.unsettled(span):
+            _log.warning("%s", late)
     spec = TrainSpec(
         loss=loss,
         algorithm=method,
@@ -269,6 +272,7 @@ def fit(
             codec=codec,
             deadlines=patience,
             group_size=spread.group_size,
+            seconds=seconds,
             beyond=beyond,
             on_nonfinite=on_nonfinite,
         )

@@ -94,6 +94,8 @@ class Setting:
     """Learning rate of the moment, where a server's optimizer steps."""
     group: int = 0
     """The optimizer's group whose settings a server steps with."""
+    cycles: float | None = None
+    """Exchange cycles that the run is expected to have in all."""
     wait: bool = False
     """Whether stepping waits for each reply, under a strategy whose timing is "overlap"."""
     caution: int = 0
@@ -114,6 +116,10 @@ class Measured:
     """What snapshot and landing of the whole vector cost the stepping thread."""
     rest_s: float = 0.0
     """What a round takes beside the link, where that is known: processors, and waiting for peers."""
+    run_steps: float | None = None
+    """Steps of the run in all, where they are known."""
+    steps: int = 0
+    """Steps that the first worker has made."""
     hurts: bool = False
     """Whether the joint model was found worse than replicas are without it, under the current setting."""
 
@@ -188,6 +194,14 @@ class Strategy(ABC):
 
     def explain(self, measured: Measured, setting: Setting) -> str:
         """Why a setting was chosen, in one line for people; empty where there is nothing to say."""
+        return ""
+
+    def under(self, setting: Setting) -> Strategy:
+        """The strategy with those of its knobs that a setting says; itself where none is left to measurements."""
+        return self
+
+    def unsettled(self, rounds: int) -> str:
+        """What of its schedules a run of so many rounds ended before, in words; empty where they were over."""
         return ""
 
     @property

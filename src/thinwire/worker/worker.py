@@ -171,20 +171,21 @@ class Worker:
         begun = self.meter.begin_step()
         self._stepped = True
         together = not self.alone
-        x, cycle = self.replica.vector, self.joint.cycle()  # the exchange may land a round meanwhile
+        x = self.replica.vector
+        cycle, setting = self.joint.cycle(), self.joint.setting()  # the exchange may land a round meanwhile
         if together:
             if not self._barrier:
                 self._consider_round()
             if self._shifts:
                 self._take_snapshots()
             with torch.no_grad():
-                self.state.before_step(x, cycle)
+                self.state.before_step(x, cycle, setting)
         if together and self.served:
             self.served.begin(self._weight_of(batch))
         loss = self.replica.gradient(batch)
         if together:
             with torch.no_grad():
-                term = self.state.gradient_term(x, cycle)
+                term = self.state.gradient_term(x, cycle, setting)
                 if term is not None:
                     self.replica.parameters.add_to_gradients(term)
                 self._take_snapshots()
