@@ -236,3 +236,50 @@ def _lists(kind: Any, array: np.ndarray[Any, Any]) -> Any:
         offsets = pa.array(np.arange(count + 1, dtype=np.int32) * np.int32(length))
         found = pa.ListArray.from_arrays(offsets, found, type=outer)
     return found
+
+
+def sums(column: str, batches: Iterable[Any]) -> Iterator[Any]:
+    """The number of rows of some batches, and the sum of a column of arrays: a task of a DataFrame."""
+    for count, total in _summed(column, batches):
+        data = {"count": [count], "shape": [list(total.shape)], "total": [total.tobytes()]}
+        yield pa.RecordBatch.from_pydict(data, schema=SUMS)
+
+
+def sums_of_records(packing: tuple[Any, int], column: str, records: Iterable[Any]) -> Iterator[Any]:
+    """The same of an RDD's records: a task of the RDD."""
+    packed = Packing(*packing)
+    for count, total in _summed(column, packed.opened(packed(records))):
+        yield count, total.shape, total.tobytes()
+
+
+SUMS = pa.schema([("count", pa.int64()), ("shape", pa.list_(pa.int64())), ("total", pa.binary())])
+
+
+def _summed(column: str, batches: Iterable[Any]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+    count, total = 0, None
+    for batch in batches:
+        array = batch.column(column)
+        if not len(array):
+            continue
+        found = np.asarray(_dense(array), np.float64).sum(axis=0)
+        if total is not None and total.shape != found.shape:
+            raise DataError(
+                f"column {column!r} has arrays of {total.shape} and of {found.shape}; bring them to one shape"
+            )
+        count, total = count + len(array), found if total is None else total + found
+    if total is not None:
+        yield count, total
+
+
+def _dense(array: Any) -> np.ndarray[Any, Any]:
+    """A column of arrays of one shape, rows first."""
+    if isinstance(array, pa.ExtensionArray) and hasattr(array, "to_numpy_ndarray"):
+        return np.asarray(array.to_numpy_ndarray())
+    shape = [len(array)]
+    while not pa.types.is_primitive(array.type):
+        inner = array.flatten()
+        if shape[-1] and len(inner) % len(array):
+            raise DataError("the arrays of a column differ in length; bring them to one shape")
+        shape.append(len(inner) // len(array))
+        array = inner
+    return np.asarray(array.to_numpy(zero_copy_only=False)).reshape(shape)

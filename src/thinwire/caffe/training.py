@@ -20,15 +20,17 @@ from thinwire.caffe.layers import InputLayer, Shape
 from thinwire.caffe.net import CaffeNet, Outputs
 from thinwire.caffe.prototxt import Definition, definition, parse_net, read_named_net, read_net, read_solver, written
 from thinwire.caffe.solver import Settings, SolverFactory
-from thinwire.caffe.sources import DatumSource
+from thinwire.caffe.sources import DatumSource, ImageListSource
 from thinwire.caffe.transforms import Transformer
 from thinwire.caffe.weights import fill, found_file, keeping, only
-from thinwire.errors import ConfigError, nearest
+from thinwire.errors import ConfigError, DataError, nearest
 from thinwire.replicas.metrics import MeanOfBatch
 
+Rows = DatumSource | ImageListSource
+"""What data layers name."""
 UNREAD = {
     "HDF5Data": "HDF5 files",
-    "ImageData": "lists of image files",
+    "ImageData": "lists of image files that are not here",
     "WindowData": "lists of windows in image files",
 }
 """Data layers whose files are not read, and what those are."""
@@ -112,8 +114,8 @@ class Training:
     steps: int | None
     batch_size: int | None
     evaluate_every: int | None
-    source: DatumSource | None
-    validation: DatumSource | None
+    source: Rows | None
+    validation: Rows | None
 
 
 def training(
@@ -136,7 +138,7 @@ def training(
     folder = os.path.dirname(described.file) or "."
     settings = None if given is None else Settings.of(given, solver or "solver")
     probe = CaffeNet(described)
-    source, validation = (_source(probe, phase, folder) for phase in ("TRAIN", "TEST"))
+    source, validation = (_source(probe, phase, folder, shapes or {}) for phase in ("TRAIN", "TEST"))
     rows = _batch_size(probe)
     known = _shapes(probe, folder, {"TRAIN": source, "TEST": validation}, shapes or {}, rows or 1)
     probe.prepare(known)
@@ -307,7 +309,7 @@ def _data_nodes(net: CaffeNet, phase: str) -> list[Node]:
     return [node for node in net.nodes_in(phase) if isinstance(net.layer_of(node), InputLayer)]
 
 
-def _source(net: CaffeNet, phase: str, folder: str) -> DatumSource | None:
+def _source(net: CaffeNet, phase: str, folder: str, shapes: Mapping[str, Shape]) -> Rows | None:
     """The rows that a phase's data layer names, if they are there and of a kind that is read."""
     for node in _data_nodes(net, phase):
         spec = net.definition.net.layer[node.index]
@@ -316,7 +318,20 @@ def _source(net: CaffeNet, phase: str, folder: str) -> DatumSource | None:
                 return DatumSource(found_file(spec.data_param.source, folder))
             except ConfigError:
                 return None  # another set is given in its place, or the caller says that there is none
+        if spec.type == "ImageData" and spec.image_data_param.source and node.tops[0] not in shapes:
+            try:
+                return _pictures(spec.image_data_param, folder)
+            except ConfigError:
+                return None
     return None
+
+
+def _pictures(given: Any, folder: str) -> ImageListSource:
+    """The pictures that an ImageData layer lists."""
+    if bool(given.new_height) != bool(given.new_width):
+        raise DataError("image_data_param has one of new_height and new_width; give both, or neither")
+    size = (int(given.new_height), int(given.new_width)) if given.new_height else None
+    return ImageListSource(found_file(given.source, folder), given.root_folder, size, color=given.is_color)
 
 
 def _batch_size(net: CaffeNet) -> int | None:
@@ -333,7 +348,7 @@ def _batch_size(net: CaffeNet) -> int | None:
 
 
 def _shapes(
-    net: CaffeNet, folder: str, sources: Mapping[str, DatumSource | None], given: Mapping[str, Shape], rows: int
+    net: CaffeNet, folder: str, sources: Mapping[str, Rows | None], given: Mapping[str, Shape], rows: int
 ) -> dict[str, Shape]:
     """Shapes of input blobs: as the prototxt tells them, as given for one row, or as rows have them after a crop."""
     known: dict[str, Shape] = {}
