@@ -9,6 +9,7 @@ from typing import Any, cast
 from torch import nn
 
 from thinwire.errors import ConfigError, nearest
+from thinwire.models.augment import ChannelMean, Crop, Mirror, Shift
 from thinwire.models.boltzmann import crbm, dbm, dbn, dbn_classifier, gaussian_rbm, rbm
 from thinwire.models.cifar import fully_connected, resnet20, resnet110, three_convolutions
 from thinwire.models.codes import denoising_autoencoder, sparse_autoencoder
@@ -75,4 +76,16 @@ def imported(key: str, name: str) -> Any:
         raise ConfigError(f"{key} = {name!r}: {error}; write it as 'package.module:function'") from error
 
 
-__all__ = ["ZOO", "cnn28", "cnn8", "imported", "lenet", "mlp", "model_by_name"]
+__all__ = [
+    "ZOO",
+    "ChannelMean",
+    "Crop",
+    "Mirror",
+    "Shift",
+    "cnn28",
+    "cnn8",
+    "imported",
+    "lenet",
+    "mlp",
+    "model_by_name",
+]
