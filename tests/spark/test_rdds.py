@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import thinwire as tw
+from thinwire.data import mean_image
 from thinwire.spark import TorchEstimator
 
 from .conftest import PATIENT
@@ -62,14 +63,11 @@ def test_an_rdd_is_collected_for_workers_that_are_not_sparks(rdd: Any) -> None:
 
 
 def test_a_mean_image_is_added_up_in_the_tasks_of_a_dataframe_and_of_an_rdd(spark: Any, rdd: Any) -> None:
-    pytest.importorskip("google.protobuf")
-    from thinwire import caffe
-
     wanted = torch.from_numpy(IMAGES.astype(np.float64).mean(axis=0)).float()
     rows = [(image.tolist(), label) for image, label in zip(IMAGES, LABELS, strict=True)]
     frame = spark.createDataFrame(rows, "data array<array<array<float>>>, label bigint")
-    assert torch.allclose(caffe.mean_image(rdd), wanted, atol=1e-6)
-    assert torch.allclose(caffe.mean_image(frame), wanted, atol=1e-6)
+    assert torch.allclose(mean_image(rdd), wanted, atol=1e-6)
+    assert torch.allclose(mean_image(frame), wanted, atol=1e-6)
 
 
 def test_an_estimator_takes_an_rdd_and_its_model_predicts_one(spark: Any, rdd: Any) -> None:

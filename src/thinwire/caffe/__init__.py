@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from thinwire.caffe.layers import Layer, layer
-from thinwire.caffe.mean import mean_image, save_mean
 from thinwire.caffe.net import CaffeNet, Outputs
 from thinwire.caffe.prototxt import Definition, parse_net, read_net
 from thinwire.caffe.solver import CaffeSolver, load_solver, parse_solver
-from thinwire.caffe.weights import fill, read_mean, read_weights, save
+from thinwire.caffe.weights import fill, read_mean, read_weights, save, save_mean
 from thinwire.errors import ConfigError
 
 Phase = Literal["TRAIN", "TEST"]
@@ -86,7 +85,6 @@ __all__ = [
     "load",
     "load_solver",
     "loads",
-    "mean_image",
     "parse_net",
     "parse_solver",
     "read_mean",

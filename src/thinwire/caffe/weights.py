@@ -70,6 +70,19 @@ def read_mean(path: str | os.PathLike[str]) -> Tensor:
     return found.tensor()
 
 
+def save_mean(mean: Any, path: str | os.PathLike[str]) -> None:
+    """Writes a mean image, channels first, as a `mean_file` of Caffe (binaryproto)."""
+    values = torch.as_tensor(mean).detach().to("cpu", torch.float32)
+    values = values[None] if values.dim() == 2 else values
+    if values.dim() != 3:
+        raise ConfigError(f"a mean image has the shape {tuple(values.shape)}; channels, height and width are written")
+    channels, height, width = values.shape
+    made = schema.message("BlobProto", raw=True)(num=1, channels=channels, height=height, width=width)
+    made.data = values.contiguous().numpy().astype("<f4", copy=False).tobytes()
+    with open(os.fspath(path), "wb") as file:
+        file.write(made.SerializeToString())
+
+
 def parsed(message: str, data: bytes, name: str) -> Any:
     """A message from its binary form."""
     made = schema.message(message, raw=True)()

@@ -1,6 +1,7 @@
 """Rows for training: sources of data, shards on disk, samplers and loaders of batches."""
 
 from thinwire.data.loader import Batch, Loader
+from thinwire.data.mean import mean_image
 from thinwire.data.pictures import Pictures
 from thinwire.data.sampling import Position, Sampler
 from thinwire.data.shards import Shard, ShardWriter, write_shard
@@ -17,6 +18,7 @@ __all__ = [
     "ShardFiles",
     "ShardWriter",
     "Source",
+    "mean_image",
     "open_source",
     "select",
     "split",

@@ -13,6 +13,7 @@ import torch
 from thinwire import caffe
 from thinwire.caffe.sources import ImageListSource, resized, write_lmdb
 from thinwire.caffe.training import training
+from thinwire.data import mean_image
 from thinwire.errors import DataError
 from thinwire.records import packing_of, sums_of_records
 
@@ -112,7 +113,7 @@ def test_a_mean_image_is_that_of_all_rows_and_caffe_reads_it(tmp_path: Path) -> 
         (ROWS, np.zeros(7)),
         caffe.sources.DatumSource(tmp_path / "rows"),
     ):
-        assert torch.allclose(caffe.mean_image(data), wanted)
+        assert torch.allclose(mean_image(data), wanted)
     caffe.save_mean(wanted, tmp_path / "mean.binaryproto")
     assert torch.equal(caffe.read_mean(tmp_path / "mean.binaryproto").view(2, 3, 4), wanted)
 
@@ -130,8 +131,8 @@ def test_the_sums_of_an_rdd_s_records_add_up_to_the_same() -> None:
 
 def test_a_mean_of_no_rows_or_of_no_known_column_is_refused() -> None:
     with pytest.raises(DataError, match="say which holds the images"):
-        caffe.mean_image({"a": ROWS})
+        mean_image({"a": ROWS})
     with pytest.raises(DataError, match="column 'b' is not in the data"):
-        caffe.mean_image({"a": ROWS}, "b")
+        mean_image({"a": ROWS}, "b")
     with pytest.raises(DataError, match="no rows to take the mean of"):
-        caffe.mean_image(pa.table({"data": pa.array([], pa.list_(pa.float32()))}))
+        mean_image(pa.table({"data": pa.array([], pa.list_(pa.float32()))}))

@@ -1,9 +1,8 @@
-"""Mean images: computed over any rows, in Spark's tasks where Spark has them, and written as Caffe reads them."""
+"""Mean images: computed over any rows, in Spark's tasks where Spark has them."""
 
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.caffe import schema
-from thinwire.data import open_source
-from thinwire.errors import ConfigError, DataError, nearest
+from thinwire.data.sources import open_source
+from thinwire.errors import DataError, nearest
 from thinwire.records import LOOKED_AT, is_rdd, packing_of, sums, sums_of_records
 
 COLUMNS = ("data", "features", "pixels", "image")
@@ -70,16 +68,3 @@ def _column(names: list[str], given: str | None) -> str:
     if found is None:
         raise DataError(f"the data has columns {', '.join(names)}; say which holds the images: column=…")
     return found
-
-
-def save_mean(mean: Any, path: str | os.PathLike[str]) -> None:
-    """Writes a mean image, channels first, as a `mean_file` of Caffe (binaryproto)."""
-    values = torch.as_tensor(mean).detach().to("cpu", torch.float32)
-    values = values[None] if values.dim() == 2 else values
-    if values.dim() != 3:
-        raise ConfigError(f"a mean image has the shape {tuple(values.shape)}; channels, height and width are written")
-    channels, height, width = values.shape
-    made = schema.message("BlobProto", raw=True)(num=1, channels=channels, height=height, width=width)
-    made.data = values.contiguous().numpy().astype("<f4", copy=False).tobytes()
-    with open(os.fspath(path), "wb") as file:
-        file.write(made.SerializeToString())
