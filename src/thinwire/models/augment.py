@@ -38,10 +38,10 @@ class Crop(nn.Module):
             top, left = (high - tall) // 2, (wide - broad) // 2
             return x[..., top : top + tall, left : left + broad]
         rows = len(x)
-        top = torch.randint(high - tall + 1, (rows,), device=x.device)
-        left = torch.randint(wide - broad + 1, (rows,), device=x.device)
-        down = top[:, None] + torch.arange(tall, device=x.device)
-        across = left[:, None] + torch.arange(broad, device=x.device)
+        tops = torch.randint(high - tall + 1, (rows,), device=x.device)
+        lefts = torch.randint(wide - broad + 1, (rows,), device=x.device)
+        down = tops[:, None] + torch.arange(tall, device=x.device)
+        across = lefts[:, None] + torch.arange(broad, device=x.device)
         picked = torch.arange(rows, device=x.device)[:, None, None]
         return x.permute(0, 2, 3, 1)[picked, down[:, :, None], across[:, None, :]].permute(0, 3, 1, 2)
 

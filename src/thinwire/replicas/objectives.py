@@ -294,11 +294,11 @@ class NamedScheduler:
         )
 
     def __call__(self, optimizer: torch.optim.Optimizer) -> Any:
-        rise = None
-        if self.warmup:
-            rise = lr_scheduler.LinearLR(optimizer, start_factor=1 / (self.warmup + 1), total_iters=self.warmup)
+        rise, rising = None, int(self.warmup)
+        if rising:
+            rise = lr_scheduler.LinearLR(optimizer, start_factor=1 / (rising + 1), total_iters=rising)
         try:
             made = self._kind(optimizer, **self.settings)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"train.scheduler {self.name!r} does not take {self.settings}: {error}") from error
-        return lr_scheduler.SequentialLR(optimizer, [rise, made], [self.warmup]) if rise else made
+        return lr_scheduler.SequentialLR(optimizer, [rise, made], [rising]) if rise else made

@@ -121,11 +121,11 @@ class MPCA(Strategy):
     def _with(self, setting: Setting) -> MPCA:
         """The same with numbers in place of what is left to measurements; before these the paper's own."""
         pull = self.pull if self.pull != "auto" else LEAST_KNOWN if setting.pull is None else setting.pull
-        lengths = [
-            value if value >= 1 else PAPERS if setting.cycles is None else max(1, round(value * setting.cycles))
-            for value in self._lengths
-        ]
-        return replace(self, pull=pull, **dict(zip(NAMES, lengths, strict=True)))
+        lengths: dict[str, Any] = {
+            name: value if value >= 1 else PAPERS if setting.cycles is None else max(1, round(value * setting.cycles))
+            for name, value in zip(NAMES, self._lengths, strict=True)
+        }
+        return replace(self, pull=pull, **lengths)
 
     def unsettled(self, rounds: int) -> str:
         cycles = rounds // self.fragments
