@@ -80,8 +80,9 @@ class TorchModel(Model, SharedParams, MLWritable, MLReadable["TorchModel"]):
     def _blob(self) -> Any:
         """Of a Caffe network, the blob that a prediction gives; None of others."""
         name = self.getOrDefault(self.outputBlob) if self.isSet(self.outputBlob) else None
-        if hasattr(self._skeleton, "blob"):
-            return self._skeleton.blob(name)
+        chosen = getattr(self._skeleton, "blob", None)
+        if chosen is not None:
+            return chosen(name)
         if name is not None:
             raise ConfigError(f"output_blob = {name!r} is for networks of Caffe, and this is none; leave it out")
         return None

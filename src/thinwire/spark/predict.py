@@ -64,7 +64,8 @@ class Predictor:
         batch = prepared(pa.RecordBatch.from_arrays(list(columns), names=list(self.inputs)), self.inputs)
         if not batch.num_rows:
             return self._shaped(torch.zeros(0, 1))
-        module, outputs = self.module(), []
+        outputs: list[torch.Tensor] = []
+        module: Any = self.module()
         with torch.inference_mode():
             for start in range(0, batch.num_rows, self.batch_size):
                 output = module(*self._tensors(batch.slice(start, self.batch_size)))
