@@ -30,6 +30,7 @@ from thinwire.run.display import Display
 from thinwire.run.job import Job, work
 from thinwire.run.run_log import RunLog
 from thinwire.strategies import name_of
+from thinwire.strategies.base import unsettled
 from thinwire.transport.ports import Hub
 from thinwire.version import __version__
 
@@ -227,7 +228,7 @@ class Run:
 
     def summary(self, outcome: Outcome, seconds: float) -> dict[str, Any]:
         metrics = outcome.metrics
-        late = self._job.strategy.unsettled(outcome.rounds) if outcome.rounds else ""
+        late = unsettled(self._job.strategy, outcome.rounds) if outcome.rounds else ""
         if late:
             _logger.warning("%s", late)
         found = {

@@ -61,6 +61,7 @@ from thinwire.run.run_log import RunLog
 from thinwire.run.searches import Setup, refuse_searches
 from thinwire.run.trial import Trial
 from thinwire.strategies import Relay, Strategy, name_of
+from thinwire.strategies.base import by_time
 from thinwire.transport.ports import Hub, Wire
 from thinwire.transport.reliable import ReliableHub, ReliableWire
 from thinwire.worker.plan import WorkerPlan
@@ -258,7 +259,7 @@ def fit(
         store = CheckpointStore(f"{out.rstrip('/')}/checkpoints") if out is not None else None
         earlier = _earlier(resume, chosen, spread) if resume is not None else None
         log = RunLog(out, callbacks, clock=where.time.wall)
-        goes_on = chosen.by_time and spread.group_size == 1 and where.workers > 1 and epochs is not None
+        goes_on = by_time(chosen) and spread.group_size == 1 and where.workers > 1 and epochs is not None
         beyond = where.workers if goes_on else None
         plan = WorkerPlan(
             worker=0,

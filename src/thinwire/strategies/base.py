@@ -196,19 +196,6 @@ class Strategy(ABC):
         """Why a setting was chosen, in one line for people; empty where there is nothing to say."""
         return ""
 
-    def under(self, setting: Setting) -> Strategy:
-        """The strategy with those of its knobs that a setting says; itself where none is left to measurements."""
-        return self
-
-    def unsettled(self, rounds: int) -> str:
-        """What of its schedules a run of so many rounds ended before, in words; empty where they were over."""
-        return ""
-
-    @property
-    def by_time(self) -> bool:
-        """Whether rounds are due by the clock, so that fast workers do more rows than slow ones."""
-        return False
-
     @abstractmethod
     def due(self, progress: Progress) -> bool:
         """Whether to launch the next round now, after a step (and before the first one)."""
@@ -240,3 +227,25 @@ class Strategy(ABC):
     @abstractmethod
     def adopt(self, worker: Any, x: Tensor, snapshot: Tensor, reply: Tensor) -> tuple[Tensor, Any]:
         """The replica's fragment and the worker state once the reply has landed."""
+
+
+def by_time(strategy: Strategy) -> bool:
+    """Whether rounds are due by the clock (`period_s`), so that fast workers do more rows than slow ones."""
+    return getattr(strategy, "period_s", None) is not None
+
+
+def follows_run(strategy: Strategy) -> bool:
+    """Whether a strategy has schedules whose lengths are shares of the run."""
+    return bool(getattr(strategy, "shares", ()))
+
+
+def unsettled(strategy: Strategy, rounds: int) -> str:
+    """What of its schedules a run of so many rounds ended before, in words; empty where there is none left."""
+    told = getattr(strategy, "unsettled", None)
+    return "" if told is None else str(told(rounds))
+
+
+def under(strategy: Strategy, setting: Setting) -> Strategy:
+    """The strategy with those of its knobs that a setting says; itself where none is left to measurements."""
+    ruled: Callable[[Setting], Strategy] | None = getattr(strategy, "under", None)
+    return strategy if ruled is None else ruled(setting)

@@ -88,7 +88,7 @@ class MPCA(Strategy):
             period = self._period(measured)
             pull = mpca.measured_pull(period) if period is not None else LEAST_KNOWN
             found = replace(found, pull=_unless_near(pull, current.pull if current else None))
-        if any(isinstance(value, float) and value < 1 for value in self._lengths):
+        if self.shares:
             cycles = None
             if measured.run_steps and measured.steps and measured.rounds:
                 cycles = measured.rounds / self.fragments * measured.run_steps / measured.steps
@@ -110,13 +110,17 @@ class MPCA(Strategy):
         return f"an exchange of the model takes {period:.2g} steps: pull {setting.pull:.2g}"
 
     @property
+    def shares(self) -> tuple[str, ...]:
+        """The lengths that are shares of the run."""
+        return tuple(name for name, value in zip(NAMES, self._lengths, strict=True) if value < 1)
+
+    @property
     def _lengths(self) -> tuple[float, float, float]:
         return self.pull_cycles, self.lookahead_cycles, self.blend_cycles
 
     def under(self, setting: Setting) -> MPCA:
-        if setting.pull is None and setting.cycles is None and self.pull != "auto":
-            return self if all(value >= 1 for value in self._lengths) else self._with(setting)
-        return self._with(setting)
+        """The same with numbers in place of what is left to measurements."""
+        return self._with(setting) if self.pull == "auto" or self.shares else self
 
     def _with(self, setting: Setting) -> MPCA:
         """The same with numbers in place of what is left to measurements; before these the paper's own."""
@@ -128,6 +132,7 @@ class MPCA(Strategy):
         return replace(self, pull=pull, **lengths)
 
     def unsettled(self, rounds: int) -> str:
+        """What of its schedules a run of so many rounds ended before, in words; empty where they were over."""
         cycles = rounds // self.fragments
         after = {"pull_cycles": self.free_cycles}
         ends = {

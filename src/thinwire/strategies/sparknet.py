@@ -32,10 +32,6 @@ class SparkNet(Strategy):
         at_least(self, 1, period=self.period)
         at_least(self, 0, period_s=self.period_s, warmup=self.warmup)
 
-    @property
-    def by_time(self) -> bool:
-        return self.period_s is not None
-
     def due(self, progress: Progress) -> bool:
         if self.warmup and progress.round == 0:
             return progress.steps >= self.warmup if progress.lead else True

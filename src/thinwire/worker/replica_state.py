@@ -12,6 +12,7 @@ from thinwire.exchange.joint import pieces, slice_state
 from thinwire.exchange.snapshot import brought
 from thinwire.parameters import Fragment
 from thinwire.strategies import Setting, Strategy
+from thinwire.strategies.base import under
 
 
 class ReplicaState:
@@ -39,13 +40,13 @@ class ReplicaState:
 
     def before_step(self, x: Tensor, cycle: int, setting: Setting) -> None:
         """Lets the strategy shift the replica."""
-        strategy = self._strategy.under(setting)
+        strategy = under(self._strategy, setting)
         for fragment, state in self._cut.items():
             strategy.before_step(state, fragment.of(x), cycle)
 
     def gradient_term(self, x: Tensor, cycle: int, setting: Setting) -> Tensor | None:
         """The strategy's term to the gradient, if it has one."""
-        strategy = self._strategy.under(setting)
+        strategy = under(self._strategy, setting)
         terms = [strategy.gradient_term(self._cut[f], f.of(x), cycle) for f in sorted(self._cut)]
         found = [term for term in terms if term is not None]
         return torch.cat(found) if found else None

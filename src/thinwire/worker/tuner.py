@@ -17,6 +17,7 @@ from thinwire.exchange.signals import Landed
 from thinwire.parameters import Fragment
 from thinwire.rules.period import Link, fit_link
 from thinwire.strategies import Measured, Setting
+from thinwire.strategies.base import follows_run
 from thinwire.worker.wire_meter import WireMeter
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ class Tuner:
             step_s,
             handling_s,
             rest_s=rest_s,
-            run_steps=self._run_steps(),
+            run_steps=self._run_steps() if follows_run(worker.strategy) else None,
             steps=worker.meter.steps,
             hurts=bool(verdict),
         )
