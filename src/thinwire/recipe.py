@@ -45,6 +45,7 @@ class DataSection:
 class TrainSection:
     epochs: int | None = None
     steps: int | None = None
+    seconds: float | int | None = None
     until: str | None = None
     batch_size: int | None = None
     loss: str | None = None

@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 import thinwire as tw
-from thinwire.errors import ConfigError, DataError
+from thinwire.errors import DataError
 from thinwire.spark import TorchEstimator
 
 pytestmark = pytest.mark.timeout(600)
@@ -71,8 +71,3 @@ def test_recipes_forms_train_an_estimator(frame: Any, tmp_path: Any) -> None:
     again = TorchEstimator.load(str(tmp_path / "made"))
     assert again.getOrDefault(again.optimizer) == {"name": "adam", "lr": 0.1}
     assert again.getOrDefault(again.fitOptions)["scheduler"] == schedule
-
-
-def test_an_rdd_is_refused_with_how_to_make_a_dataframe_of_it(frame: Any) -> None:
-    with pytest.raises((DataError, ConfigError), match=r"data is an RDD .*createDataFrame\(rdd"):
-        tw.fit(lambda: nn.Linear(2, 3), frame.rdd, inputs=["x"])

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from thinwire.caffe.blobs import read_mean
+from thinwire.caffe.blobs import read_mean, save_mean
 from thinwire.caffe.layers import Layer, layer
 from thinwire.caffe.net import CaffeNet, Outputs
 from thinwire.caffe.prototxt import Definition, parse_net, read_net
@@ -92,4 +92,5 @@ __all__ = [
     "read_net",
     "read_weights",
     "save",
+    "save_mean",
 ]

@@ -71,6 +71,11 @@ def definition(net: Any, file: str, lines: list[int] | None = None) -> Definitio
     return Definition(current, file, tuple(added))
 
 
+def written(net: Any) -> str:
+    """A network's text, as Caffe writes it."""
+    return str(text_format.MessageToString(net))
+
+
 def read_solver(path: str | os.PathLike[str]) -> Any:
     """The SolverParameter that a prototxt file holds."""
     return parse("SolverParameter", read_text(path), os.fspath(path))

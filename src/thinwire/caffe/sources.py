@@ -11,6 +11,7 @@ from typing import Any, final
 
 import numpy as np
 import pyarrow as pa
+import torch
 from google.protobuf.message import DecodeError
 
 from thinwire.caffe import schema
@@ -38,35 +39,11 @@ class DatumSource:
             raise DataError(f"{self.path!r} holds no Datum; is it the right folder?")
         first = next(self._rows())[0]
         self.shape, self._dtype = first.shape, first.dtype
-        self.schema = pa.schema(
-            [("data", pa.fixed_shape_tensor(pa.from_numpy_dtype(self._dtype), self.shape)), ("label", pa.int64())]
-        )
+        self.schema = _schema(self.shape, self._dtype)
 
     def batches(self) -> Iterator[Any]:
         """Record batches of some 8 MiB, in the order of the keys."""
-        size = max(1, BATCH_BYTES // max(1, int(np.prod(self.shape)) * self._dtype.itemsize))
-        images: list[np.ndarray[Any, Any]] = []
-        labels: list[int] = []
-        for image, label in self._rows():
-            if image.shape != self.shape or image.dtype != self._dtype:
-                raise DataError(
-                    f"{self.path!r}: a Datum is {image.dtype}{image.shape}, the first was {self._dtype}{self.shape}; "
-                    "they must be alike: write the set with one size (resize_height, resize_width)"
-                )
-            images.append(image)
-            labels.append(label)
-            if len(images) == size:
-                yield self._batch(images, labels)
-                images, labels = [], []
-        if images:
-            yield self._batch(images, labels)
-
-    def _batch(self, images: list[np.ndarray[Any, Any]], labels: list[int]) -> Any:
-        flat = pa.array(np.concatenate([image.reshape(-1) for image in images]))
-        storage = pa.FixedSizeListArray.from_arrays(flat, int(np.prod(self.shape)))
-        kind = self.schema.field("data").type
-        columns = [pa.ExtensionArray.from_storage(kind, storage), pa.array(labels, pa.int64())]
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        return _batches(self.path, self.schema, self.shape, self._dtype, self._rows())
 
     def _rows(self) -> Iterator[tuple[np.ndarray[Any, Any], int]]:
         with self._opened() as (_, cursor):
@@ -101,6 +78,97 @@ class DatumSource:
             raise DataError(f"{self.path!r} cannot be read as LMDB: {error}") from error
 
 
+@final
+class ImageListSource:
+    """The pictures that a text file lists, a path and a label a line: columns `data`, of one shape, and `label`.
+
+    Args:
+        path: the text file, as an ImageData layer names it.
+        root: what each path begins with.
+        size: height and width that pictures are brought to; None leaves them as they are.
+        color: three channels, blue before green before red, or one of grey.
+    """
+
+    transform = None
+
+    def __init__(self, path: str, root: str = "", size: tuple[int, int] | None = None, *, color: bool = True) -> None:
+        self.path, self._root, self._size, self._color = path, root, size, color
+        self._listed = _listed(path)
+        self.num_rows = len(self._listed)
+        self.shape = next(self._rows())[0].shape
+        self.schema = _schema(self.shape, np.dtype(np.uint8))
+
+    def batches(self) -> Iterator[Any]:
+        """Record batches of some 8 MiB, in the order of the list; each picture is read when its batch is."""
+        return _batches(self.path, self.schema, self.shape, np.dtype(np.uint8), self._rows())
+
+    def _rows(self) -> Iterator[tuple[np.ndarray[Any, Any], int]]:
+        for number, (name, label) in enumerate(self._listed, 1):
+            try:
+                yield self._picture(self._root + name), label
+            except (DataError, OSError) as error:
+                why = error if isinstance(error, DataError) else type(error).__name__
+                raise DataError(f"{self.path!r}, line {number}: its picture cannot be read: {why}") from None
+
+    def _picture(self, name: str) -> np.ndarray[Any, Any]:
+        if not os.path.isfile(name):
+            raise DataError("there is no such file; paths begin with root_folder, or else in the current folder")
+        if os.path.getsize(name) > MAX_DATUM:
+            raise DataError(f"it has {os.path.getsize(name)} bytes; at most {MAX_DATUM} are read")
+        with open(name, "rb") as file:
+            return resized(_picture(file.read(), color=self._color), self._size)
+
+
+def _listed(path: str) -> list[tuple[str, int]]:
+    """Paths and labels; nothing of a file that is no such list is shown, as another file may have named it."""
+    if not os.path.isfile(path) or os.path.getsize(path) > MAX_DATUM:
+        raise DataError(f"{path!r} is no list of pictures; it is a text file with a path and a label a line")
+    with open(path, encoding="utf-8", errors="replace") as file:
+        lines = [line.rsplit(None, 1) for line in file if line.strip()]
+    for number, parts in enumerate(lines, 1):
+        if len(parts) != 2 or not parts[1].lstrip("-").isdigit():
+            raise DataError(f"{path!r}, line {number}, is no path and label; write: pictures/a.jpg 3")
+    if not lines:
+        raise DataError(f"{path!r} lists no pictures; write a path and a label a line")
+    return [(name, int(label)) for name, label in lines]
+
+
+def resized(image: np.ndarray[Any, Any], size: tuple[int, int] | None) -> np.ndarray[Any, Any]:
+    """A picture, channels first, brought to a height and width as OpenCV does it for Caffe: bilinear, no smoothing."""
+    if size is None or image.shape[1:] == size:
+        return image
+    given = torch.from_numpy(np.ascontiguousarray(image)).float()[None]
+    found = torch.nn.functional.interpolate(given, size=size, mode="bilinear", align_corners=False)[0]
+    return found.round().clamp(0, 255).to(torch.uint8).numpy()
+
+
+def _schema(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    return pa.schema([("data", pa.fixed_shape_tensor(pa.from_numpy_dtype(dtype), shape)), ("label", pa.int64())])
+
+
+def _batches(
+    path: str,
+    schema: Any,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    rows: Iterator[tuple[np.ndarray[Any, Any], int]],
+) -> Iterator[Any]:
+    size = max(1, BATCH_BYTES // max(1, int(np.prod(shape)) * dtype.itemsize))
+    while some := list(itertools.islice(rows, size)):
+        for image, _ in some:
+            if image.shape != shape or image.dtype != dtype:
+                raise DataError(
+                    f"{path!r}: an image is {image.dtype}{image.shape}, the first was {dtype}{shape}; they must be "
+                    "alike: write the set with one size (resize_height, resize_width), or name one (new_height and "
+                    "new_width)"
+                )
+        flat = pa.array(np.concatenate([image.reshape(-1) for image, _ in some]))
+        storage = pa.FixedSizeListArray.from_arrays(flat, int(np.prod(shape)))
+        images = pa.ExtensionArray.from_storage(schema.field("data").type, storage)
+        labels = pa.array([label for _, label in some], pa.int64())
+        yield pa.RecordBatch.from_arrays([images, labels], schema=schema)
+
+
 def decoded(value: bytes) -> tuple[np.ndarray[Any, Any], int]:
     """A Datum's image, channels first, and its label."""
     try:
@@ -122,21 +190,22 @@ def decoded(value: bytes) -> tuple[np.ndarray[Any, Any], int]:
     return values.reshape(shape), int(datum.label)
 
 
-def _picture(data: bytes) -> np.ndarray[Any, Any]:
-    """A JPEG or PNG as Caffe sees it: channels first, blue before green before red."""
+def _picture(data: bytes, *, color: bool | None = None) -> np.ndarray[Any, Any]:
+    """A JPEG or PNG as Caffe sees it: channels first, blue before green before red; as many as it has unless said."""
     try:
         from PIL import Image
     except ImportError as error:
-        raise DataError("this Datum is a JPEG or PNG; install Pillow to read it") from error
+        raise DataError("this is a JPEG or PNG; install Pillow to read it") from error
     try:
         with Image.open(io.BytesIO(data), formats=("JPEG", "PNG")) as image:
             if image.width * image.height > MAX_DATUM // 3:
                 raise DataError(f"a picture of {image.width} × {image.height} is too large")
-            pixels = np.asarray(image if image.mode == "L" else image.convert("RGB"))
+            grey = image.mode == "L" if color is None else not color
+            pixels = np.asarray(image.convert("L" if grey else "RGB"))
     except DataError:
         raise
     except Exception as error:  # each of Pillow's many readers has errors of its own
-        raise DataError(f"this Datum says that it is a picture, and cannot be read as one: {error}") from error
+        raise DataError(f"this says that it is a JPEG or PNG, and cannot be read as one: {error}") from error
     return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels[:, :, ::-1].transpose(2, 0, 1))
 
 

@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from google.protobuf import text_format
 
 from thinwire.caffe import schema
 from thinwire.caffe.net import CaffeNet
-from thinwire.caffe.prototxt import definition
+from thinwire.caffe.prototxt import definition, written
 from thinwire.caffe.solver import Settings, solver_for
 from thinwire.errors import ConfigError, DataError
+from thinwire.replicas.torch import resolve_device
 
 Array = np.ndarray[Any, Any]
 
@@ -132,7 +132,7 @@ def NetParams(*layers: Any, name: str = "net") -> Any:  # noqa: N802
 
 def prototxt(params: Any) -> str:
     """A network's text, as Caffe writes it."""
-    return str(text_format.MessageToString(params))
+    return written(params)
 
 
 class WeightCollection(dict[str, list[Array]]):
@@ -178,15 +178,18 @@ class Net:
         params: what `NetParams` or a prototxt file's definition gives.
         solver: a solver's settings; SGD with momentum as Caffe's LeNet has it, unless said.
         seed: of the first weights.
+        device: "cpu", "cuda", or "auto": CUDA where there is one. The first weights are the same on each.
     """
 
-    def __init__(self, params: Any, solver: Settings | None = None, *, seed: int = 0) -> None:
+    def __init__(self, params: Any, solver: Settings | None = None, *, seed: int = 0, device: str = "auto") -> None:
+        self.device = resolve_device(device)
         torch.manual_seed(seed)
         self._net = CaffeNet(definition(params, "NetParams"))
         self._net.prepare({})
         if not self._net.is_ready:
             raise ConfigError("the network does not tell its inputs' shapes; begin it with RDDLayer(name, shape=…)")
         self._net.materialise()
+        self._net.to(self.device)
         settings = Settings(momentum=0.9, weight_decay=5e-4, lr_policy="inv", gamma=1e-4, power=0.75)
         self._solver = solver_for(solver or settings, self._net)
         self._shapes = [self._net.known_shapes()[name] for name in self._net.inputs]
@@ -221,7 +224,8 @@ class Net:
         size = self._shapes[0][0]
         chosen = np.arange(self._next[training], self._next[training] + size) % len(images)
         self._next[training] = int((chosen[-1] + 1) % len(images))
-        return [torch.from_numpy(images[chosen].reshape(self._shapes[0])), torch.from_numpy(labels[chosen])]
+        batch = [torch.from_numpy(images[chosen].reshape(self._shapes[0])), torch.from_numpy(labels[chosen])]
+        return [each.to(self.device) for each in batch]
 
     def train(self, num_steps: int) -> None:
         """Takes so many steps."""
@@ -246,7 +250,7 @@ class Net:
     def get_weights(self) -> WeightCollection:
         """A copy of all weights."""
         return WeightCollection(
-            {name: [blob.detach().numpy().copy() for blob in blobs] for name, blobs in self._net.params.items()}
+            {name: [blob.detach().cpu().numpy().copy() for blob in blobs] for name, blobs in self._net.params.items()}
         )
 
     @torch.no_grad()

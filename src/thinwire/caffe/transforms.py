@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from thinwire.caffe.blobs import read_mean
+from thinwire.caffe.blobs import found_file, read_mean
 from thinwire.errors import ConfigError, DataError
 
 
@@ -63,11 +62,3 @@ class Transformer(nn.Module):
             across = torch.where(turned[:, None], across.flip(1), across)
         picked = torch.arange(rows, device=x.device)[:, None, None]
         return x.permute(0, 2, 3, 1)[picked, down[:, :, None], across[:, None, :]].permute(0, 3, 1, 2)
-
-
-def found_file(name: str, folder: str) -> str:
-    """A path as Caffe's files name it: from here, as Caffe itself takes it, or else beside the file that names it."""
-    for place in (name, os.path.join(folder, name), os.path.join(folder, os.path.basename(name))):
-        if os.path.exists(place):
-            return place
-    raise ConfigError(f"{name!r} is neither here nor in {folder!r}; run from the folder that such paths start in")

@@ -147,7 +147,7 @@ def arguments(recipe: Recipe) -> dict[str, Any]:
     }
     if found.optimizer is not None:
         given["optimizer"] = found.optimizer
-    if train.epochs is None and train.steps is None and train.until is None:
+    if train.epochs is None and train.steps is None and train.until is None and train.seconds is None:
         given["steps"] = found.steps
     return given
 

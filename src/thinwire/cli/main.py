@@ -116,6 +116,16 @@ def _plan(plan: argparse.ArgumentParser) -> None:
         "--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help="change one key of the recipe"
     )
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
+    plan.add_argument("--step", type=float, metavar="S", help="measured seconds of a step of one worker, C(b)")
+    plan.add_argument("--exchange", type=float, metavar="S", help="measured seconds of an exchange of the model, S")
+    plan.add_argument("--run", metavar="DIR", help="take both from a run of synchronous, sparknet or diloco")
+    plan.add_argument("--alone", type=float, metavar="N", help="measured steps of one machine to the target")
+    plan.add_argument(
+        "--rounds", metavar="τ:M,…", help="measured rounds to the target by steps a round: SparkNet eq. 2"
+    )
+    plan.add_argument(
+        "--discrepancy", metavar="τ:d,…", help="measured cost of asynchrony by period: DeepSpark eq. 2 to 4"
+    )
 
 
 def _caffe(caffe: argparse.ArgumentParser) -> None:

@@ -19,6 +19,7 @@ from torch import nn
 
 from thinwire import recipe as recipes
 from thinwire.cli.first_rows import first_rows
+from thinwire.cli.gains import Given, gains, given, sentences
 from thinwire.cli.wiring import BATCH_SIZE, model_name, table_of
 from thinwire.errors import ConfigError
 from thinwire.models import model_by_name
@@ -36,6 +37,7 @@ HIDDEN = 0.1
 
 def show_plan(options: argparse.Namespace) -> int:
     """Prints a plan; returns the exit code."""
+    measured = given(options)
     sys.path.insert(0, os.getcwd())  # so that a factory beside the recipe is found
     chosen = recipes.load(options.recipe, options.changes)
     factory, rows, batch = _network(chosen, options.input)
@@ -49,11 +51,14 @@ def show_plan(options: argparse.Namespace) -> int:
     wire = Wire(options.latency / 1e3, rate_bytes(options.link, "--link"))
     machine = Machine(options.gflops * 1e9 if options.gflops else _measured_flops(), memory, wire)
     found = _fitting(graph, workers, batch, machine, options.group)
-    advice = _advice(graph, found, workers, batch, machine)
+    advice = _advice(graph, found, workers, batch, machine, measured)
+    told = gains(measured, workers)
     if options.json:
-        print(json.dumps(_plain(found, advice)))
+        print(json.dumps(_plain(found, advice) | ({"speedup": told} if told else {})))
     else:
         _print(found, advice, workers, options.link)
+        for line in sentences(told, workers):
+            Console().print(line, highlight=False)
     return 0
 
 
@@ -73,26 +78,29 @@ def _fitting(graph: Graph, workers: int, batch: int, machine: Machine, group: in
     raise AssertionError("there is a last size")
 
 
-def _advice(graph: Graph, found: Plan, workers: int, batch: int, machine: Machine) -> dict[str, Any]:
-    """What to train with across replicas, and whether it is worth it at all."""
+def _advice(graph: Graph, found: Plan, workers: int, batch: int, machine: Machine, measured: Given) -> dict[str, Any]:
+    """What to train with across replicas, and whether it is worth it at all; times that were measured come first."""
     replicas = workers // found.group
     vector_bytes = 4 * graph.parameters / found.group
     exchange_s = machine.wire.seconds(2 * vector_bytes * (replicas - 1) / replicas, 2 * (replicas - 1))
-    period = balanced_period(exchange_s, found.step_s) if replicas > 1 else 1
-    overlap = max(1, math.ceil(exchange_s / found.step_s))
-    strategy = "synchronous" if replicas == 1 or exchange_s <= HIDDEN * found.step_s else "relay"
-    together = workers * batch / found.step_s
+    exchange_s = exchange_s if measured.exchange_s is None or replicas == 1 else measured.exchange_s
+    step_s = found.step_s if measured.step_s is None else measured.step_s
+    period = balanced_period(exchange_s, step_s) if replicas > 1 else 1
+    overlap = max(1, math.ceil(exchange_s / step_s))
+    strategy = "synchronous" if replicas == 1 or exchange_s <= HIDDEN * step_s else "relay"
+    together = workers * batch / step_s
     if strategy == "synchronous":
-        together = workers * batch / (found.step_s + exchange_s)
-    alone = batch / (found.alone_s / found.group)
+        together = workers * batch / (step_s + exchange_s)
+    alone = batch / (found.alone_s / found.group * step_s / found.step_s)
     return {
         "replicas": replicas,
         "exchange_s": exchange_s,
+        "step_s": step_s,
         "strategy": strategy,
         "sparknet_period": period,
-        "sparknet_busy": busy_share(period, found.step_s, exchange_s) if replicas > 1 else 1.0,
+        "sparknet_busy": busy_share(period, step_s, exchange_s) if replicas > 1 else 1.0,
         "overlap_period": overlap,
-        "shared_batch_speedup": naive_speedup(replicas, found.step_s, exchange_s) if replicas > 1 else 1.0,
+        "shared_batch_speedup": naive_speedup(replicas, step_s, exchange_s) if replicas > 1 else 1.0,
         "rows_per_s": together,
         "one_machine_rows_per_s": alone,
         "worth_it": together > alone,
@@ -137,7 +145,8 @@ def _sentences(found: Plan, advice: dict[str, Any]) -> list[str]:
     lines = []
     if advice["replicas"] > 1:
         lines.append(
-            f"between replicas: one float32 exchange takes {_ms(advice['exchange_s'])}, a step {_ms(found.step_s)}; "
+            f"between replicas: one float32 exchange takes {_ms(advice['exchange_s'])}, "
+            f"a step {_ms(advice['step_s'])}; "
             + (
                 "synchronous is cheap enough."
                 if advice["strategy"] == "synchronous"

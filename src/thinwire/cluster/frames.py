@@ -16,6 +16,7 @@ from thinwire.cluster.base import Dealt, Transform
 from thinwire.cluster.sessions import cancel, is_remote, job_runner
 from thinwire.data.feeds import Streamed, Wanted
 from thinwire.errors import ConfigError, DataError, nearest
+from thinwire.records import LOOKED_AT, is_rdd, packing_of, packs, unpacked
 
 INDICATOR = "__thinwire_validation"
 IMAGE_FIELDS = ("origin", "height", "width", "nChannels", "mode", "data")
@@ -27,6 +28,23 @@ def is_frame(data: Any) -> bool:
     """Whether data is a Spark DataFrame, without importing pyspark."""
     kind = type(data)
     return kind.__name__ == "DataFrame" and kind.__module__.startswith("pyspark.sql")
+
+
+def framed(data: Any) -> Any:
+    """An RDD as a DataFrame, whose rows are computed when they are read; anything else as it is.
+
+    A record (array, label) has the columns "features" and "label", a Row or a dict those that it names.
+    """
+    if not is_rdd(data):
+        return data
+    from pyspark.sql import SparkSession
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    packing = packing_of(data.take(LOOKED_AT))
+    session = SparkSession.builder.getOrCreate()
+    packed = data.mapPartitions(functools.partial(packs, tuple(packing)))
+    frame = session.createDataFrame(packed, "pack binary", verifySchema=False)
+    return frame.mapInArrow(functools.partial(unpacked, tuple(packing)), from_arrow_schema(packing.schema))
 
 
 class FrameData:

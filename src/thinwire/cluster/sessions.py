@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from thinwire.errors import ConfigError
+from thinwire.records import is_rdd
 
 CONNECT_PORT = 15002
 KNOCK_S = 10.0
@@ -28,6 +29,10 @@ def find_session(given: Any, data: Any, master: str | None, workers: int | None)
         return given
     if type(data).__module__.startswith("pyspark.sql"):
         return data.sparkSession
+    if is_rdd(data):
+        from pyspark.sql import SparkSession as Session
+
+        return Session.builder.getOrCreate()  # that of the RDD's context
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:

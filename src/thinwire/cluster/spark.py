@@ -24,7 +24,7 @@ from typing import Any
 import cloudpickle
 
 from thinwire.cluster.base import Dealt, DriverData, Entry, sockets
-from thinwire.cluster.frames import FrameData, is_frame
+from thinwire.cluster.frames import FrameData, framed, is_frame
 from thinwire.cluster.local import Local, LocalWorkforce
 from thinwire.cluster.preflight import examine
 from thinwire.cluster.process import make_own
@@ -49,6 +49,7 @@ from thinwire.protocol.forms import header_of
 from thinwire.protocol.handshake import hello
 from thinwire.protocol.messages import ANY_ATTEMPT, COORDINATOR, Failed, Join
 from thinwire.protocol.observation import unobserved
+from thinwire.records import is_rdd
 from thinwire.replicas import TorchReplica
 from thinwire.transport.ports import Hub, Wire
 from thinwire.values import check_fields, count_or_auto, optional, truth, whole
@@ -115,8 +116,10 @@ class SparkSite:
     def open(self, data: Any, validation: Any) -> FrameData | DriverData:
         if isinstance(data, str) and self._is_table_or_files(data):
             data = self.session.read.parquet(data)
-        if is_frame(data):
-            return FrameData(data, validation, self.workers, self.cluster.repartition)
+        if is_frame(data) or is_rdd(data):
+            # An RDD's plan does not show its shuffles: its rows are dealt out unless the caller says not to.
+            deals = True if is_rdd(data) and self.cluster.repartition == "auto" else self.cluster.repartition
+            return FrameData(framed(data), framed(validation), self.workers, deals)
         return DriverData(data, validation, self.workers, shared_disk=False)
 
     def wire(self) -> tuple[Hub, Wire]:

@@ -59,6 +59,7 @@ class Coordinator:
         self._ending = Ending(self.membership, policy.group_size, self._send)
         outward: dict[str, Any] = {"clock": time.now, "send": self._send, "emit": self._emit}
         self.publications = Publications(self.membership, policy, self.outcome, commit=commit, meta=meta, **outward)
+        self._trained_before = float((resumed or {}).get("train_s", 0.0))
         if resumed:
             self.publications.load(resumed)
         self._attendance = Attendance(
@@ -85,6 +86,12 @@ class Coordinator:
         for worker, attempt in self.membership.roster.standing.items():
             self._send(worker, attempt, Leave(why="the run is over", done=True))
         return self._summed()
+
+    @property
+    def train_s(self) -> float:
+        """Seconds of training up to now, those of the run that this one goes on from among them."""
+        begun, ended = self._ending.trained_from, self._ending.since
+        return self._trained_before + (0.0 if begun is None else (ended or self._time.now()) - begun)
 
     def interrupt(self, reason: str = "interrupted") -> None:
         """Asks the run to save a checkpoint and stop at its next round."""
@@ -273,6 +280,8 @@ class Coordinator:
         if makes_room:
             self._act(self._slots.make_room(done, missed, now))
         alive, more = members.working, makes_room and self._slots.room_for(done, missed, now)
+        if not stopping:
+            self._look_at_the_clock()
         if (
             alive
             and alive <= attendance.finished
@@ -284,6 +293,18 @@ class Coordinator:
             self._ending.begin(now)
             attendance.dismiss(members.roster.present - alive)
             self._ending.conclude()
+
+    def _look_at_the_clock(self) -> None:
+        """Ends a run whose time is over, or in which all have done their epochs and some have gone on past them."""
+        policy, members = self._policy, self.membership
+        if policy.seconds is not None and self.train_s >= policy.seconds:
+            self._ask_to_stop(f"{policy.seconds:g} s of training are over", early=True)
+        if policy.epochs is None or len(members.agreement.members) < policy.workers:
+            return
+        at = {worker: self.records.progress_of(worker).get("position") or (0, 0) for worker in members.working}
+        done = {w for w, (epoch, _) in at.items() if epoch >= policy.epochs} | self._attendance.finished
+        if any(tuple(place) > (policy.epochs, 0) for place in at.values()) and members.working <= done:
+            self._ask_to_stop("all rows done")
 
     def _check_progress(self, *, over: bool) -> None:
         """Ends a run in which no worker gets on."""

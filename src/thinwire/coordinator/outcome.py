@@ -26,6 +26,10 @@ class Policy:
     """Members without rows beside the workers; their numbers come after the workers'."""
     stop: EarlyStopping | None = None
     until: Target | None = None
+    seconds: float | None = None
+    """Of training, after which the run ends."""
+    epochs: int | None = None
+    """Where workers go on past theirs while others lag behind: those that each is to have done at the end."""
     deadlines: Deadlines = field(default_factory=Deadlines)
     compute: Compute = field(default=lambda sums: {})
     """Makes metrics of sums over all workers' rows."""

@@ -17,10 +17,12 @@ from thinwire.data.arrays import named_pair, table_of_arrays
 from thinwire.data.columns import is_prepared, prepared, refuse_other_schema
 from thinwire.data.files import FileSource, open_files
 from thinwire.errors import DataError, nearest
+from thinwire.records import collected, is_rdd
 
 _ALLOWED = (
     "a path, folder or glob of Parquet or Arrow files, a set's name such as 'digits', an Arrow table or list "
-    "of record batches, a DataFrame of Spark or pandas, a dict of arrays, a tuple (X, y) of arrays or a TensorDataset"
+    "of record batches, a DataFrame of Spark or pandas, an RDD of (array, label), a dict of arrays, a tuple (X, y) of "
+    "arrays or a TensorDataset"
 )
 
 
@@ -75,12 +77,7 @@ def open_source(data: object) -> Source:
         return _named_or_files(os.fspath(data))
     if isinstance(data, list) and data and all(isinstance(item, (str, os.PathLike)) for item in data):
         return open_files([str(os.fspath(item)) for item in data])
-    if type(data).__module__.startswith("pyspark.") and hasattr(data, "mapPartitions"):
-        raise DataError(
-            f"data is an RDD ({type(data).__name__}), whose rows have no named columns; a DataFrame has. Give "
-            "spark.createDataFrame(rdd, schema), or rdd.toDF([names])."
-        )
-    table = _table(data)
+    table = collected(data) if is_rdd(data) else _table(data)
     if table is None:
         raise DataError(f"data is a {type(data).__module__}.{type(data).__name__}; {_ALLOWED} is allowed. Convert it.")
     return TableSource(table)

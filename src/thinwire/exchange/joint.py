@@ -105,6 +105,10 @@ class JointState:
         landed = self.landed
         return self.cuts.at(landed).cycle(landed)
 
+    def setting(self) -> Setting:
+        """The setting that the newest reply was cut by."""
+        return self.cuts.at(self.landed).setting
+
     def contribution(self, fragment: Fragment, snapshot: Tensor, out: Tensor | None = None) -> Tensor | None:
         """What a snapshot contributes, or None where that is not finite.
 

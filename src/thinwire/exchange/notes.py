@@ -20,6 +20,7 @@ _SETTING = form(
     codec=lambda value: value is None or (is_text(value) and is_codec(value)),
     momentum=maybe(is_number),
     pull=maybe(is_number),
+    cycles=maybe(is_number),
     wait=is_truth,
     caution=is_count,
 )

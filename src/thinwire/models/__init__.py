@@ -11,6 +11,7 @@ from typing import Any, cast, final
 from torch import nn
 
 from thinwire.errors import ConfigError, nearest
+from thinwire.models.augment import ChannelMean, Crop, Mirror, Shift
 from thinwire.models.boltzmann import crbm, dbm, dbn, dbn_classifier, gaussian_rbm, rbm
 from thinwire.models.cifar import fully_connected, resnet20, resnet110, three_convolutions
 from thinwire.models.codes import denoising_autoencoder, sparse_autoencoder
@@ -111,4 +112,18 @@ def imported(key: str, name: str) -> Any:
         raise ConfigError(f"{key} = {name!r}: {error}; write it as 'package.module:function'") from error
 
 
-__all__ = ["OF_TABLES", "ZOO", "ZooModel", "cnn28", "cnn8", "imported", "lenet", "mlp", "model_by_name"]
+__all__ = [
+    "OF_TABLES",
+    "ZOO",
+    "ChannelMean",
+    "Crop",
+    "Mirror",
+    "Shift",
+    "ZooModel",
+    "cnn28",
+    "cnn8",
+    "imported",
+    "lenet",
+    "mlp",
+    "model_by_name",
+]

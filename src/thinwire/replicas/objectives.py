@@ -229,41 +229,115 @@ RISING = {"onecycle": "it rises by itself, for pct_start of its time", "plateau"
 """Schedulers that take no warm-up, and why."""
 
 
+def _is_share(value: Any) -> bool:
+    return isinstance(value, float) and 0 < value <= 1
+
+
+def _of_the_run(value: Any, length: int) -> Any:
+    """A length, where it is a share of the run."""
+    return round(value * length) if _is_share(value) else value
+
+
+class EndingCosine(lr_scheduler.CosineAnnealingLR):
+    """A cosine that stays where it ends; torch's own would rise again."""
+
+    def get_lr(self) -> Any:
+        if self.last_epoch > self.T_max:
+            return [group["lr"] for group in self.optimizer.param_groups]
+        return super().get_lr()
+
+
+LENGTHS = {"cosine": "T_max", "multistep": "milestones", "onecycle": "total_steps", "step": "step_size"}
+"""By scheduler, the setting that is a length, or several: a fraction is a share of the run."""
+
+
 class NamedScheduler:
     """A learning-rate scheduler by name with its settings, as a recipe gives it.
 
     Args:
         name: one of `SCHEDULERS`.
         warmup: steps or epochs, as the scheduler moves, in which the rate rises evenly to what the optimizer has; the
-            schedule begins after them.
+            schedule begins after them. A fraction below 1 is a share of the run.
         every: whether it moves after each "step" or each "epoch"; None leaves it to the run.
-        settings: torch's own.
+        settings: torch's own; a length may be a share of the run, as a fraction above 0 and up to 1.0.
     """
 
-    def __init__(self, name: str, *, warmup: int = 0, every: str | None = None, **settings: Any) -> None:
+    def __init__(self, name: str, *, warmup: float = 0, every: str | None = None, **settings: Any) -> None:
         if name not in SCHEDULERS:
             raise ConfigError(f"train.scheduler.name = {name!r} is not known. {nearest(name, SCHEDULERS)}")
-        if type(warmup) is not int or warmup < 0:
-            raise ConfigError(f"train.scheduler.warmup = {warmup!r} is not possible; use a whole number of 0 or more")
+        if not (_is_share(warmup) and warmup < 1) and (type(warmup) is not int or warmup < 0):
+            raise ConfigError(
+                f"train.scheduler.warmup = {warmup!r} is not possible; use a whole number of 0 or more, or a share of "
+                "the run below 1"
+            )
         if warmup and name in RISING:
             raise ConfigError(f"train.scheduler {name!r} takes no warmup: {RISING[name]}; leave it out")
         if every not in (None, "step", "epoch"):
             raise ConfigError(f"train.scheduler.every = {every!r} is not known; use 'step' or 'epoch'")
         self.name, self.warmup, self.every, self.settings = name, warmup, every, settings
+        self._kind: Any = SCHEDULERS[name]
+
+    @property
+    def _length(self) -> Any:
+        return self.settings.get(LENGTHS.get(self.name, ""))
+
+    def moving(self, every: str) -> NamedScheduler:
+        """The same, moving after each step or epoch."""
+        return NamedScheduler(self.name, warmup=self.warmup, every=every, **self.settings)
 
     def over(self, length: int | None) -> NamedScheduler:
-        """The same for a run of so many steps or epochs: a cosine that is not told otherwise ends with the run."""
-        if self.name != "cosine" or "T_max" in self.settings or length is None:
+        """The same for a run of so many steps or epochs: shares become lengths, and a cosine without one ends with it.
+
+        Raises:
+            ConfigError: A length is a share of the run, and how long that is is not known.
+        """
+        given = [*(self._length if isinstance(self._length, list | tuple) else [self._length]), self.warmup]
+        if length is None:
+            if any(map(_is_share, given)):
+                raise ConfigError(
+                    f"train.scheduler {self.name!r} has lengths that are shares of the run, and how many "
+                    f"{'steps' if self.every == 'step' else 'epochs'} it has is not said; give whole numbers, or "
+                    f"{'steps' if self.every == 'step' else 'epochs'} to the run"
+                )
             return self
-        settings = {"T_max": max(1, length - self.warmup), **self.settings}
-        return NamedScheduler(self.name, warmup=self.warmup, every=self.every, **settings)
+        warmup, key = _of_the_run(self.warmup, length), LENGTHS.get(self.name, "")
+        settings, ends = dict(self.settings), self.name == "cosine" and key not in self.settings
+        if ends:
+            settings[key] = max(1, length - warmup)
+        elif key in settings:
+            held = settings[key]
+            many = isinstance(held, list | tuple)
+            passed = 0 if key == "step_size" else warmup  # by when the schedule itself begins
+            found = [
+                max(0, _of_the_run(each, length) - passed) if _is_share(each) else each
+                for each in (held if many else [held])
+            ]
+            settings[key] = found if many else max(1, found[0])
+        made = NamedScheduler(self.name, warmup=warmup, every=self.every, **settings)
+        made._kind = EndingCosine if ends or (self.name == "cosine" and _is_share(self._length)) else made._kind
+        return made
+
+    def unsettled(self, length: int | None) -> str:
+        """What of it a run of so many steps or epochs ends before, in words; empty where it fits."""
+        if length is None or self._length is None:
+            return ""
+        last = max(self._length) if isinstance(self._length, list | tuple) else self._length
+        if not isinstance(last, int) or self.warmup + last <= length:
+            return ""
+        after = f" after a warm-up of {self.warmup}" if self.warmup else ""
+        key = LENGTHS[self.name]
+        return (
+            f"the run of {length} {self.every or 'epoch'}s ends before its schedule: train.scheduler.{key} = "
+            f"{self._length}{after}. Train longer, or give a share of the run: {key} = "
+            + ("[0.5, 0.75]" if key == "milestones" else "0.5")
+        )
 
     def __call__(self, optimizer: torch.optim.Optimizer) -> Any:
-        rise = None
-        if self.warmup:
-            rise = lr_scheduler.LinearLR(optimizer, start_factor=1 / (self.warmup + 1), total_iters=self.warmup)
+        rise, rising = None, int(self.warmup)
+        if rising:
+            rise = lr_scheduler.LinearLR(optimizer, start_factor=1 / (rising + 1), total_iters=rising)
         try:
-            made = SCHEDULERS[self.name](optimizer, **self.settings)
+            made = self._kind(optimizer, **self.settings)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"train.scheduler {self.name!r} does not take {self.settings}: {error}") from error
-        return lr_scheduler.SequentialLR(optimizer, [rise, made], [self.warmup]) if rise else made
+        return lr_scheduler.SequentialLR(optimizer, [rise, made], [rising]) if rise else made

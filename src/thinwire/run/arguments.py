@@ -279,6 +279,7 @@ ARGUMENTS: dict[str, Check] = {
     "codec": _codec,
     "epochs": optional(whole(1)),
     "steps": optional(whole(1)),
+    "seconds": optional(number(above=0)),
     "until": optional(_until),
     "batch_size": whole(1),
     "validation": _validation,

@@ -31,6 +31,7 @@ from thinwire.run.display import Display
 from thinwire.run.job import Job, work
 from thinwire.run.run_log import RunLog
 from thinwire.strategies import name_of
+from thinwire.strategies.base import unsettled
 from thinwire.transport.ports import Hub, Wire
 from thinwire.version import __version__
 
@@ -170,6 +171,7 @@ class Run:
             "total_rows": self._coordinator.membership.roster.total_rows,
             "workers_at": at,
             "rows_done": sum(int(each["rows"] or 0) for each in at.values()),
+            "train_s": self._coordinator.train_s,
             "thinwire": __version__,
             "finite": True,
         }
@@ -238,6 +240,9 @@ class Run:
 
     def summary(self, outcome: Outcome, seconds: float) -> dict[str, Any]:
         metrics = outcome.metrics
+        late = unsettled(self._job.strategy, outcome.rounds) if outcome.rounds else ""
+        if late:
+            _logger.warning("%s", late)
         found = {
             "strategy": name_of(self._job.strategy),
             "workers": self._job.workers,
@@ -268,7 +273,7 @@ class Run:
             "reason": outcome.reason,
             "lacking": sorted(outcome.unreplaced),
             "choice": outcome.choice or None,
-            "warnings": outcome.warnings,
+            "warnings": [*outcome.warnings, *([late] if late else [])],
             "nonfinite": outcome.nonfinite,
             "checkpoint": outcome.checkpoint,
             "unwritten": outcome.unwritten,

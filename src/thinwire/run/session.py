@@ -32,6 +32,7 @@ from thinwire.errors import CheckpointError, ConfigError, Interrupted, LostWorke
 from thinwire.models import model_by_name
 from thinwire.placement import Placement, Whole, refuse_unreadable
 from thinwire.protocol.deadlines import Deadlines
+from thinwire.records import is_rdd
 from thinwire.replicas import Algorithm, TrainingStep, TrainSpec
 from thinwire.replicas.keras import KerasModule, is_keras
 from thinwire.replicas.labels import labels_of
@@ -68,6 +69,7 @@ from thinwire.run.searches import Setup, refuse_searches
 from thinwire.run.tables import of_table
 from thinwire.run.trial import Trial
 from thinwire.strategies import Relay, Strategy, name_of
+from thinwire.strategies.base import by_time
 from thinwire.transport.ports import Hub, Wire
 from thinwire.transport.reliable import ReliableHub, ReliableWire
 from thinwire.worker.plan import WorkerPlan
@@ -141,6 +143,7 @@ def fit(
     codec: str = "float32",
     epochs: int | None = None,
     steps: int | None = None,
+    seconds: float | None = None,
     until: str | None = None,
     batch_size: int = 64,
     validation: Any = None,
@@ -172,7 +175,8 @@ def fit(
     Args:
         model: a module, a factory of one, a built-in name, or that with settings, {"name": "deepfm", "width": 8}. A
             factory is called under the seed on every worker.
-        data: arrays, an Arrow table, a Parquet path or glob, or a built-in set such as "digits".
+        data: arrays, an Arrow table, a DataFrame, an RDD of (array, label), a Parquet path or glob, or a built-in set
+            such as "digits".
         inputs: columns given to the model, in its order (models of transformers: by name); None takes all but label and
             weight.
         label: the column the loss compares with; None calls the loss with the output alone.
@@ -189,6 +193,7 @@ def fit(
         codec: how contributions are packed, for strategies that leave it open.
         epochs: passes over the rows.
         steps: optimizer steps of each worker at most.
+        seconds: of training, after which the run ends with the model as it is; those before a resume count.
         until: a target that ends the run, such as "val_accuracy >= 0.97" or "train_loss <= 0.1".
         batch_size: rows of one step of one worker.
         validation: a share of the rows, or data of its own.
@@ -244,11 +249,14 @@ def fit(
     )
     unlabelled = label is None or (label in (inputs or ()) and may_take_names(network))
     loss, metrics = objective_for(method, loss, metrics, own=unlabelled or isinstance(method, TrainingStep))
-    if epochs is None and steps is None and until is None:
+    if epochs is None and steps is None and until is None and seconds is None:
         epochs = 1
     if isinstance(moves, NamedScheduler):
         scheduler_every = moves.every or scheduler_every  # type: ignore[assignment]
-        moves = moves.over(epochs if scheduler_every == "epoch" else steps)
+        span = epochs if scheduler_every == "epoch" else steps
+        moves = moves.moving(scheduler_every).over(span)
+        if late := moves.unsettled(span):
+            _log.warning("%s", late)
     spec = TrainSpec(
         loss=loss,
         algorithm=method,
@@ -306,6 +314,8 @@ def fit(
         store = CheckpointStore(f"{out.rstrip('/')}/checkpoints") if out is not None else None
         earlier = _earlier(resume, chosen, spread) if resume is not None else None
         log = RunLog(out, callbacks, clock=where.time.wall)
+        goes_on = by_time(chosen) and spread.group_size == 1 and where.workers > 1 and epochs is not None
+        beyond = where.workers if goes_on else None
         plan = WorkerPlan(
             worker=0,
             attempt=0,
@@ -318,6 +328,8 @@ def fit(
             codec=codec,
             deadlines=patience,
             group_size=spread.group_size,
+            seconds=seconds,
+            beyond=beyond,
             on_nonfinite=on_nonfinite,
         )
         hub, wire = _wire(where, carrier)
@@ -351,6 +363,8 @@ def fit(
             helpers=chosen.helpers,
             stop=stop,
             until=target,
+            seconds=seconds,
+            epochs=None if beyond is None else epochs,
             compute=functools.partial(computed, {f"val_{k}": v for k, v in metrics_of(spec.metrics).items()}),
             deadlines=patience,
             group_size=spread.group_size,
@@ -405,7 +419,7 @@ def _finish(callback: Any, result: Result) -> None:
 
 def _default_cluster(data: Any) -> Cluster:
     """Two processes here, or the Spark cluster that the data is on."""
-    if not is_frame(data):
+    if not (is_frame(data) or is_rdd(data)):
         return Local()
     from thinwire.cluster.spark import Spark
 

@@ -6,28 +6,32 @@ import contextlib
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from torch import nn
 
-from thinwire.cluster.frames import example_row, image_decoder
+from thinwire.cluster.frames import example_row, framed, image_decoder
 from thinwire.cluster.sessions import slots
 from thinwire.cluster.spark import Spark
 from thinwire.errors import ConfigError
 from thinwire.models import model_by_name
+from thinwire.records import is_rdd
 from thinwire.replicas.labels import labels_of
 from thinwire.replicas.objectives import OWN, NamedOptimizer
 from thinwire.run.arguments import checked
 from thinwire.run.session import fit, in_turn
-from thinwire.run.tables import of_table
+from thinwire.run.tables import OfTable, of_table
 from thinwire.spark.imports import checked as checked_modules
 from thinwire.spark.model import TorchModel
 from thinwire.spark.objects import Source, Withheld, WithheldError, code_of, damaged, made_of
 from thinwire.spark.params import DEFAULTS, TrainParams, accessors, camel
 from thinwire.spark.storage import Saved, has_saved, read_saved, slot_of, write_saved
 from thinwire.spark.turns import turns_of
+
+if TYPE_CHECKING:
+    from thinwire.spark.caffe import CaffeFit
 
 
 @accessors
@@ -40,7 +44,7 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
     Args:
         model: an `nn.Module`, a factory of one, or a built-in name.
         input_cols: columns given to the network, in its order: numbers, arrays, ML vectors, images; those of a
-            `TableEncoder`, where `transform` is one, unless said.
+            `TableEncoder`, where `transform` is one, unless said. With an RDD, all but label, weight and indicator.
         label_col: the column that the loss compares with.
         weight_col: a column of row weights.
         validation_indicator_col: a boolean column, true for rows to validate on.
@@ -51,6 +55,10 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
         learning_rate: of an optimizer given by name.
         optimizer: a name, or a callable that makes one from the parameters.
         loss: a name, or a callable of (output, label).
+        caffe: the prototxt of a Caffe network, in place of `model`.
+        solver: the prototxt of a Caffe solver, in place of `optimizer`; it may name the network.
+        weights: a caffemodel that a Caffe network begins from.
+        output_blob: of a Caffe network, the blob that `transform` gives.
         options: further arguments of `thinwire.fit` (`scheduler`, `transform`, `stop`, `out`, `callbacks`, …) and
             further parameters (`prediction_col`, `task`, …).
     """
@@ -70,6 +78,10 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
         learning_rate: float | None = None,
         optimizer: Any = None,
         loss: Any = None,
+        caffe: Any = None,
+        solver: Any = None,
+        weights: Any = None,
+        output_blob: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -88,6 +100,10 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
             learning_rate=learning_rate,
             optimizer=optimizer,
             loss=loss,
+            caffe=caffe,
+            solver=solver,
+            weights=weights,
+            output_blob=output_blob,
             **options,
         )
 
@@ -121,60 +137,112 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
 
     def _fit(self, dataset: Any) -> TorchModel:
         value = self.getOrDefault
-        if not self.isSet(self.model):
-            raise ConfigError("TorchEstimator needs a model; write TorchEstimator(model=make_net, input_cols=[…])")
+        by_caffe = self.isSet(self.caffe) or self.isSet(self.solver)
+        if by_caffe == self.isSet(self.model):
+            raise ConfigError(
+                "TorchEstimator needs a model; write TorchEstimator(model=make_net, input_cols=[…]), or "
+                'TorchEstimator(caffe="train_val.prototxt", solver="solver.prototxt")'
+                if not by_caffe
+                else "TorchEstimator has a model and a network of Caffe; leave one of them out"
+            )
+        records, dataset = is_rdd(dataset), framed(dataset)
+        inputs: Sequence[str] | None = self._of_records(dataset) if records else None
+        if self.isSet(self.inputCols):
+            inputs = value(self.inputCols)
         options = dict(value(self.fitOptions))
         for held in (*(value(self.getParam(name)) for name in sorted(OBJECTS)), *options.values()):
             if isinstance(held, Withheld):
                 raise WithheldError(held.why)
-        weight = value(self.weightCol) if self.isSet(self.weightCol) else None
         if self.isSet(self.validationIndicatorCol):
             options["validation"] = value(self.validationIndicatorCol)
-        held = options.get("validation")
-        besides = {"label_col": value(self.labelCol), "weight_col": weight}
-        given, transform, inputs = of_table(
-            value(self.model),
-            checked({"transform": options.pop("transform", None)})["transform"],
-            dataset,
-            inputs=value(self.inputCols) if self.isSet(self.inputCols) else None,
-            besides=besides | {"validation_indicator_col": held if isinstance(held, str) else None},
-            validation=held,
-        )
-        if inputs is None:
-            raise ConfigError(f"TorchEstimator needs input_cols; the data has {', '.join(dataset.columns)}")
         cluster = options.pop("cluster", None) or Spark(
             workers=value(self.numWorkers) if self.isSet(self.numWorkers) else None, session=dataset.sparkSession
         )
+        given: Any = None
+        if by_caffe:
+            asked = self._by_caffe(dataset, inputs, options)
+            inputs, given = asked.inputs, asked.found.model
+            settings = options | asked.arguments
+            transform = checked({"transform": options.get("transform")})["transform"]
+        else:
+            given, transform, inputs = self._by_model(dataset, inputs, options)
+            assert inputs is not None
+            settings = options | {
+                "inputs": inputs,
+                "label": value(self.labelCol),
+                "weight": value(self.weightCol) if self.isSet(self.weightCol) else None,
+                "loss": value(self.loss),
+                "batch_size": value(self.batchSize),
+                "epochs": value(self.epochs) if self.isSet(self.epochs) or "seconds" not in options else None,
+                "transform": transform,
+            }
+        settings = {"optimizer": self._optimizer()} | settings if "optimizer" not in settings else settings
         with _turn(cluster, dataset.sparkSession):
             result = fit(
-                given,
-                dataset,
-                inputs=inputs,
-                label=value(self.labelCol),
-                weight=weight,
-                loss=value(self.loss),
-                optimizer=self._optimizer(),
-                strategy=value(self.strategy),
-                epochs=value(self.epochs),
-                batch_size=value(self.batchSize),
-                seed=int(value(self.seed)),
-                cluster=cluster,
-                transform=transform,
-                **options,
+                given, dataset, strategy=value(self.strategy), seed=int(value(self.seed)), cluster=cluster, **settings
             )
             example = example_row(dataset, list(inputs))
         made = TorchModel._of(
             result,
-            model_by_name(given) if isinstance(given, str) else given,
+            given.without_weights() if by_caffe else model_by_name(given) if isinstance(given, str) else given,
             in_turn(image_decoder(dataset), transform),
             example,
         )
         self._copyValues(made)
         made._set(inputCols=list(inputs))
         if value(self.task) == "auto":
-            made._set(task=_task_of(value(self.loss), result.model))
+            task = _task_of(value(self.loss), result.model)
+            if by_caffe:
+                task = "classification" if made._blob().classifies else "regression"
+            made._set(task=task)
         made.parent = self
         return made
+
+    def _by_model(self, dataset: Any, inputs: Sequence[str] | None, options: dict[str, Any]) -> OfTable:
+        """The network, the transform before it and its inputs; a table's encoder is fitted."""
+        value, held = self.getOrDefault, options.get("validation")
+        besides = {
+            "label_col": value(self.labelCol),
+            "weight_col": value(self.weightCol) if self.isSet(self.weightCol) else None,
+            "validation_indicator_col": held if isinstance(held, str) else None,
+        }
+        found = of_table(
+            value(self.model),
+            options.pop("transform", None),
+            dataset,
+            inputs=inputs,
+            besides=besides,
+            validation=held,
+        )
+        if found.inputs is None:
+            raise ConfigError(f"TorchEstimator needs input_cols; the data has {', '.join(dataset.columns)}")
+        return found
+
+    def _by_caffe(self, dataset: Any, inputs: Sequence[str] | None, options: dict[str, Any]) -> CaffeFit:
+        """What the prototxts say of a fit, and what was set beside them."""
+        from thinwire.spark.caffe import caffe_fit  # only here: it needs protobuf
+
+        said = {"weight_col": self.weightCol, "loss": self.loss}
+        if self.isSet(self.solver):
+            said |= {"optimizer": self.optimizer, "learning_rate": self.learningRate}
+        for name, param in said.items():
+            if self.isSet(param):
+                raise ConfigError(f"{name} has no meaning for a network of Caffe, whose prototxts say it; leave it out")
+        if self.isSet(self.solver) and options.get("scheduler") is not None:
+            raise ConfigError("solver has its own learning rates; leave scheduler out")
+        files = {
+            p.name: self.getOrDefault(p) if self.isSet(p) else None for p in (self.caffe, self.solver, self.weights)
+        }
+        named = {"batch_size": self.batchSize, "epochs": self.epochs}
+        own = {name: self.getOrDefault(param) for name, param in named.items() if self.isSet(param)}
+        found = caffe_fit(files, dataset, inputs, self.getOrDefault(self.labelCol), options | own)
+        return found._replace(arguments={k: v for k, v in own.items() if k == "epochs"} | found.arguments)
+
+    def _of_records(self, dataset: Any) -> list[str]:
+        """The inputs of an RDD's records, whose columns the user has not named: all but label, weight and indicator."""
+        others = (self.labelCol, self.weightCol, self.validationIndicatorCol)
+        taken = {self.getOrDefault(param) for param in others if self.isDefined(param)}
+        return [name for name in dataset.columns if name not in taken]
 
     def write(self) -> MLWriter:
         return _Writer(self)

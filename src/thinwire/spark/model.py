@@ -15,6 +15,7 @@ from pyspark.ml import Model
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from torch import nn
 
+from thinwire.cluster.frames import framed
 from thinwire.data.tokens import Tokenize
 from thinwire.errors import CheckpointError, ConfigError, DataError
 from thinwire.models.program import Program, Unexportable, exported
@@ -111,9 +112,20 @@ class TorchModel(Model, SingleRow, MLWritable, MLReadable["TorchModel"]):
         made: TorchModel = super().copy(extra)
         return made
 
+    def _blob(self) -> Any:
+        """Of a Caffe network, the blob that a prediction gives; None of others."""
+        name = self.getOrDefault(self.outputBlob) if self.isSet(self.outputBlob) else None
+        chosen = getattr(self._skeleton, "blob", None)
+        if chosen is not None:
+            return chosen(name)
+        if name is not None:
+            raise ConfigError(f"output_blob = {name!r} is for networks of Caffe, and this is none; leave it out")
+        return None
+
     def _predictor(self) -> Predictor:
         if self._skeleton is None:
             raise ConfigError("this TorchModel is empty; make one with TorchEstimator.fit or TorchModel.load")
+        blob, task = self._blob(), self.getOrDefault(self.task)
         inputs, tokenizer = tuple(self.getInputCols()), _tokenizer_in(self._user)
         labels = {"labels", self.getLabelCol()} & set(inputs)
         if labels and takes_names(self._skeleton()):  # it computes its own loss of them, and predicts without
@@ -125,10 +137,11 @@ class TorchModel(Model, SingleRow, MLWritable, MLReadable["TorchModel"]):
             digest=hashlib.blake2b(self._weights, digest_size=16).hexdigest() + self._token,
             inputs=inputs if tokenizer is None else tokenizer.given(inputs),
             reads=inputs if tokenizer is None else tokenizer.reads(inputs),
-            task=self.getOrDefault(self.task),
+            task=task if blob is None or blob.classifies or task != "classification" else "regression",
             batch_size=self.getOrDefault(self.predictBatchSize),
             transform=self._user,
             base=self._base,
+            blob=None if blob is None else blob.name,
         )
 
     def _program(self) -> tuple[bytes, str]:
@@ -154,7 +167,7 @@ class TorchModel(Model, SingleRow, MLWritable, MLReadable["TorchModel"]):
     def _transform(self, dataset: Any) -> Any:
         from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
-        predictor = self._predictor()
+        dataset, predictor = framed(dataset), self._predictor()
         classifies = predictor.task == "classification"
         columns = [F.col(f"`{name}`") for name in predictor.reads]
         fields = ("raw", "probability", "prediction") if classifies else ("prediction",)
@@ -170,7 +183,9 @@ class TorchModel(Model, SingleRow, MLWritable, MLReadable["TorchModel"]):
         return found.withColumn(self.getPredictionCol(), F.col(f"{OUT}.prediction")).drop(OUT)
 
     def _several(self) -> bool:
-        """Whether a regression gives more than one number a row: its last layer says so."""
+        """Whether a regression gives more than one number a row: its last layer says so, or the blob's size."""
+        if (blob := self._blob()) is not None:
+            return bool(blob.size > 1)
         last = [v for v in self._predictor().module().state_dict().values() if v.dim()]
         return bool(last) and last[-1].shape[0] > 1
 

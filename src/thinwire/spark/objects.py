@@ -3,21 +3,21 @@
 What is read is data that anybody may have written, so that each place of a saved model or estimator (a *slot*) takes
 certain shapes alone, whatever else could be imported:
 
-    slot       plain value      by name, of a module that is imported  by name, of a trusted module  other
-    model      a network's name a class below torch.nn.Module          also functions                "zoo", "settings"
-    transform  None             nothing                                functions                     "partial", "table"
+    slot       plain value      by name, of a module that is imported  by name, of a trusted module  other kinds
+    model      a network's name a class below torch.nn.Module          also functions                zoo, settings, caffe
+    transform  None             nothing                                functions               partial, table, tokenize
     loss       a loss's name    the functions of FUNCTIONAL            also functions
     optimizer  an optimizer's   a class below torch.optim.Optimizer    also functions
     scheduler  a scheduler's    a class below LRScheduler              also functions
-    strategy   a strategy's     nothing                                nothing                       "strategy"
+    strategy   a strategy's     nothing                                nothing                       strategy
     option     any              nothing                                nothing
 
-A network of the zoo may have settings, plain values for its own factory; a table is the plain values of a
-`TableEncoder`. A partial is of `decode_images` with the names of columns, or of two transforms in turn. A transform may
-also be a tokenizer ("tokenize"): the text of a `tokenizer.json` with plain settings, which the library tokenizers reads
-as data. In every slot a pickle is run where the caller allows it. An optimizer and a scheduler may have settings beside
-their names: keyword arguments of torch's own classes, in plain values. A name is never called here; what it may be
-called with later is otherwise not for the data to say.
+A network of Caffe is its prototxt with the mean images that it names: it reads no file. A network of the zoo may have
+settings, plain values for its own factory. A table is the plain values of a `TableEncoder`. A partial is of
+`decode_images` with the names of columns, or of two transforms in turn. A tokenizer is the text of a `tokenizer.json`
+with plain settings, which the library tokenizers reads as data. In every slot a pickle is run where the caller allows
+it. An optimizer and a scheduler may have settings beside their names: keyword arguments of torch's own classes, in
+plain values. A name is never called here; what it may be called with later is otherwise not for the data to say.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Slot(NamedTuple):
 
 
 SLOTS = {
-    "model": Slot(ZOO, nn.Module, True, ("zoo", "settings")),
+    "model": Slot(ZOO, nn.Module, True, ("zoo", "settings", "caffe")),
     "transform": Slot(functions=True, kinds=("partial", "tokenize", "table")),
     "loss": Slot({**LOSSES, OWN: None}, None, True),
     "optimizer": Slot(OPTIMIZERS, torch.optim.Optimizer, True),
@@ -118,6 +118,7 @@ KEYS = {
     "zoo": {"name"},
     "settings": {"name", "settings"},
     "table": {"state"},
+    "caffe": {"net", "file", "shapes", "files"},
     "name": {"module", "name"},
     "partial": {"of", "args"},
     "tokenize": {"settings"},
@@ -156,6 +157,8 @@ def code_of(value: Any) -> Code:
     for name, factory in ZOO.items():
         if value is factory:
             return {"kind": "zoo", "name": name}
+    if type(value).__module__ == "thinwire.caffe.training" and hasattr(value, "plain"):
+        return {"kind": "caffe", **value.plain()}
     module, qualified = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if is_defined(value, module, qualified):
         return {"kind": "name", "module": module, "name": qualified}
@@ -237,6 +240,10 @@ def _made_of(code: Code, slot: str, source: Source, depth: int) -> Any:
             return TableEncoder.of_state(code["state"]) if kind == "table" else _with_settings(**code)
         except ConfigError as error:
             raise damaged(source.path, error) from error
+    if kind == "caffe":
+        from thinwire.caffe.training import NetFactory  # only here: it needs protobuf
+
+        return NetFactory.of_plain(code["net"], code["file"], code["shapes"], code["files"])
     if kind == "strategy":
         return strategy(code["name"], code["knobs"])
     if kind == "tokenize":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from typing import Any, TypeVar
@@ -59,6 +60,10 @@ DEFAULTS: dict[str, Any] = {"task": "auto", "predictBatchSize": 1024}
 """Of what both need."""
 
 
+def _path(value: Any) -> str:
+    return TypeConverters.toString(os.fspath(value) if isinstance(value, os.PathLike) else value)
+
+
 class SharedParams(HasInputCols, HasLabelCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol):
     """What both need to know."""
 
@@ -73,6 +78,13 @@ class SharedParams(HasInputCols, HasLabelCol, HasPredictionCol, HasProbabilityCo
         "predictBatchSize",
         "rows of one forward pass when predicting",
         typeConverter=TypeConverters.toInt,
+    )
+
+    outputBlob: Param[str] = Param(  # noqa: N815
+        Params._dummy(),
+        "outputBlob",
+        "of a Caffe network, the blob that a prediction gives; unset takes the one that its loss compares with labels",
+        typeConverter=TypeConverters.toString,
     )
 
     def _take(self, given: dict[str, Any], others: Iterable[str] = ()) -> None:
@@ -121,6 +133,15 @@ class TrainParams(SharedParams, HasWeightCol, HasValidationIndicatorCol, HasSeed
         "learningRate",
         "of an optimizer given by name",
         typeConverter=TypeConverters.toFloat,
+    )
+    caffe: Param[str] = Param(
+        Params._dummy(), "caffe", "the prototxt of a Caffe network, in place of a model", typeConverter=_path
+    )
+    solver: Param[str] = Param(
+        Params._dummy(), "solver", "the prototxt of a Caffe solver, in place of an optimizer", typeConverter=_path
+    )
+    weights: Param[str] = Param(
+        Params._dummy(), "weights", "a caffemodel that a Caffe network begins from", typeConverter=_path
     )
     model: Param[Any] = Param(Params._dummy(), "model", "an nn.Module, a factory of one, or a built-in name")
     loss: Param[Any] = Param(Params._dummy(), "loss", "a name, or a callable of (output, label)")

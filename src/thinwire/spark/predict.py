@@ -51,6 +51,7 @@ class Predictor:
         batch_size: rows of one forward pass.
         transform: what the training had, if anything.
         base: a digest of the frozen parameters, where `weights` are without them.
+        blob: of a Caffe network, the blob that stands for its output.
     """
 
     skeleton: Callable[[], nn.Module] = field(repr=False)
@@ -62,6 +63,7 @@ class Predictor:
     batch_size: int
     transform: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     base: str | None = None
+    blob: str | None = None
 
     def module(self) -> nn.Module:
         """The network, ready to predict; built once a process."""
@@ -83,12 +85,19 @@ class Predictor:
         batch = prepared(pa.RecordBatch.from_arrays(list(columns), names=list(self.reads)), self.reads)
         if not batch.num_rows:
             return self._shaped(torch.zeros(0, 1))
-        module, outputs = self.module(), []
+        outputs: list[torch.Tensor] = []
+        module: Any = self.module()
         with torch.inference_mode():
             for start in range(0, batch.num_rows, self.batch_size):
                 given = Given(tuple(self._tensors(batch.slice(start, self.batch_size))), self.inputs)
-                outputs.append(scores(called(module, given)).float().cpu())
+                outputs.append(self._output(module, given).float().cpu())
         return self._shaped(torch.cat(outputs))
+
+    def _output(self, module: Any, given: Given) -> torch.Tensor:
+        """What predictions are made of: the network's output, or a blob of a Caffe network."""
+        output = called(module, given)
+        found: torch.Tensor = scores(output) if self.blob is None else module.net.blobs[self.blob].flatten(1)
+        return found
 
     def examples(self, row: Any, *, whole: bool = False) -> list[torch.Tensor]:
         """Inputs of the network for copies of one row, on the CPU."""
@@ -101,7 +110,7 @@ class Predictor:
         module = self.module()
         with torch.inference_mode():
             tensors = self.tensors(given, whole=getattr(module, "takes_columns", False))
-            return self._shaped(scores(called(module, Given(tuple(tensors), self.inputs))).float().cpu())
+            return self._shaped(self._output(module, Given(tuple(tensors), self.inputs)).float().cpu())
 
     def _tensors(self, batch: Any) -> list[torch.Tensor]:
         given = self._given(batch)

@@ -120,6 +120,8 @@ class Setting:
     """None leaves it to the exchange's own codec."""
     momentum: float | None = None
     pull: float | None = None
+    cycles: float | None = None
+    """Exchange cycles that the run is expected to have in all."""
     wait: bool = False
     """Whether stepping waits for each reply, under a strategy whose timing is "overlap"."""
     caution: int = 0
@@ -144,6 +146,10 @@ class Measured:
     """What snapshot and landing of the whole vector cost the stepping thread."""
     rest_s: float = 0.0
     """What a round takes beside the link, where that is known: processors, and waiting for peers."""
+    run_steps: float | None = None
+    """Steps of the run in all, where they are known."""
+    steps: int = 0
+    """Steps that the first worker has made."""
     hurts: bool = False
     """Whether the joint model was found worse than replicas are without it, under the current setting."""
 
@@ -264,3 +270,25 @@ class Strategy(ABC):
     @abstractmethod
     def adopt(self, worker: Any, x: Tensor, snapshot: Tensor, reply: Tensor) -> tuple[Tensor, Any]:
         """The replica's fragment and the worker state once the reply has landed."""
+
+
+def by_time(strategy: Strategy) -> bool:
+    """Whether rounds are due by the clock (`period_s`), so that fast workers do more rows than slow ones."""
+    return getattr(strategy, "period_s", None) is not None
+
+
+def follows_run(strategy: Strategy) -> bool:
+    """Whether a strategy has schedules whose lengths are shares of the run."""
+    return bool(getattr(strategy, "shares", ()))
+
+
+def unsettled(strategy: Strategy, rounds: int) -> str:
+    """What of its schedules a run of so many rounds ended before, in words; empty where there is none left."""
+    told = getattr(strategy, "unsettled", None)
+    return "" if told is None else str(told(rounds))
+
+
+def under(strategy: Strategy, setting: Setting) -> Strategy:
+    """The strategy with those of its knobs that a setting says; itself where none is left to measurements."""
+    ruled: Callable[[Setting], Strategy] | None = getattr(strategy, "under", None)
+    return strategy if ruled is None else ruled(setting)

@@ -21,6 +21,17 @@ def within(owner: object, least: float, most: float, **knobs: float | None) -> N
             raise ConfigError(f"{_path(owner, name)} = {value!r} is not possible; use a {kind} from {least} to {most}")
 
 
+def length(owner: object, **knobs: float) -> None:
+    """Refuses a length that is neither a whole number of 1 or more nor a share of the run, above 0 and below 1."""
+    for name, value in knobs.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not (0 < value < 1 or (value >= 1 and value == int(value))):
+            raise ConfigError(
+                f"{_path(owner, name)} = {value!r} is not possible; use a whole number of 1 or more, or a share of the "
+                "run above 0 and below 1"
+            )
+
+
 def count_or(owner: object, *words: str, **knobs: object) -> None:
     """Refuses a knob that is neither a count nor one of these words."""
     for name, value in knobs.items():

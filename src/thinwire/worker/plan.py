@@ -24,6 +24,8 @@ class WorkerPlan:
         codec: the exchange's own codec, for strategies that choose none.
         deadlines: how long it waits for anything.
         group_size: workers that one replica spans.
+        seconds: of training, for schedules that follow the run; the coordinator ends it.
+        beyond: the number of workers with whom it goes on past its epochs while others lag behind; None stops there.
         on_nonfinite: whether a step whose loss or gradient is not finite is left out, or ends the run.
     """
 
@@ -38,4 +40,6 @@ class WorkerPlan:
     codec: str = "float32"
     deadlines: Deadlines = field(default_factory=Deadlines)
     group_size: int = 1
+    seconds: float | None = None
+    beyond: int | None = None
     on_nonfinite: Literal["drop", "stop"] = "drop"

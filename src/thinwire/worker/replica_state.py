@@ -11,7 +11,8 @@ from torch import Tensor
 from thinwire.exchange.joint import pieces, slice_state
 from thinwire.exchange.snapshot import brought
 from thinwire.parameters import Fragment
-from thinwire.strategies import Strategy
+from thinwire.strategies import Setting, Strategy
+from thinwire.strategies.base import under
 
 
 class ReplicaState:
@@ -37,14 +38,16 @@ class ReplicaState:
         parts = [self._cut[fragment] for fragment in sorted(self._cut)]
         return type(parts[0])(*(torch.cat(v) if isinstance(v[0], Tensor) else v[-1] for v in zip(*parts, strict=True)))
 
-    def before_step(self, x: Tensor, cycle: int) -> None:
+    def before_step(self, x: Tensor, cycle: int, setting: Setting) -> None:
         """Lets the strategy shift the replica."""
+        strategy = under(self._strategy, setting)
         for fragment, state in self._cut.items():
-            self._strategy.before_step(state, fragment.of(x), cycle)
+            strategy.before_step(state, fragment.of(x), cycle)
 
-    def gradient_term(self, x: Tensor, cycle: int) -> Tensor | None:
+    def gradient_term(self, x: Tensor, cycle: int, setting: Setting) -> Tensor | None:
         """The strategy's term to the gradient, if it has one."""
-        terms = [self._strategy.gradient_term(self._cut[f], f.of(x), cycle) for f in sorted(self._cut)]
+        strategy = under(self._strategy, setting)
+        terms = [strategy.gradient_term(self._cut[f], f.of(x), cycle) for f in sorted(self._cut)]
         found = [term for term in terms if term is not None]
         return torch.cat(found) if found else None
 

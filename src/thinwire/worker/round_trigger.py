@@ -35,6 +35,10 @@ class Pace:
             self.first_loss = self._loss
         self.start(self._meter.steps)
 
+    def go_on(self) -> None:
+        """A round that was waited for has landed: seconds count from here, at which all workers are together."""
+        self._at = self._clock()
+
     def progress(self, round: int, lead: bool) -> Progress:
         """What the strategy is asked with."""
         return Progress(

@@ -18,6 +18,7 @@ from thinwire.parameters import Fragment
 from thinwire.rules.compression import codec
 from thinwire.rules.period import Link, fit_link
 from thinwire.strategies import Measured, Setting
+from thinwire.strategies.base import follows_run
 from thinwire.worker.wire_meter import WireMeter
 
 if TYPE_CHECKING:
@@ -151,7 +152,16 @@ class Tuner:
         verdict = worker.guard.verdict
         rest_s = self._rest_s(link)
         measured = Measured(
-            size, len(worker.members), round, link, step_s, handling_s, rest_s=rest_s, hurts=bool(verdict)
+            size,
+            len(worker.members),
+            round,
+            link,
+            step_s,
+            handling_s,
+            rest_s=rest_s,
+            run_steps=self._run_steps() if follows_run(worker.strategy) else None,
+            steps=worker.meter.steps,
+            hurts=bool(verdict),
         )
         chosen = worker.strategy.setting(measured, current.setting)
         if self._wire.counts and self._explained and not verdict:
@@ -163,6 +173,17 @@ class Tuner:
         if why and not self._explained:
             self._propose(current.setting, current.since, link, why)
         return {}
+
+    def _run_steps(self) -> float | None:
+        """Steps of the run in all, by whichever limit is the lowest; None where it has none."""
+        plan, limits = self._worker.plan, []
+        if plan.steps is not None:
+            limits.append(float(plan.steps))
+        if plan.epochs is not None:
+            limits.append(float(plan.epochs * self._worker.batches.batches_per_epoch))
+        if plan.seconds is not None and self._worker.meter.step_s:
+            limits.append(plan.seconds / self._worker.meter.step_s)
+        return min(limits, default=None)
 
     def _certain(self, measured: Measured, chosen: Setting, current: Setting) -> Setting:
         """What is right however wrong the measurements are by chance; the setting in force until it has been tried.

@@ -43,6 +43,8 @@ from thinwire.worker.step_statistics import StepStatistics
 from thinwire.worker.tuner import Tuner
 
 REPORT_S = 0.25
+LAGS = 0.8
+"""Of another's rows: a worker that has done fewer is behind, not merely unlucky with a processor."""
 
 
 class Worker:
@@ -67,6 +69,7 @@ class Worker:
         self.members: tuple[int, ...] = ()
         self.lead, self.generation, self.total_rows = False, 0, 0
         self.totals: dict[int, int] = {}
+        self._rows_at_round: dict[int, int] = {}
         self.averaged: dict[str, signals.Averaged] = {}
         self.concludes = self.model_arrived = False
         """Whether the coordinator has said that all rows are done; and that the driver has the model."""
@@ -140,7 +143,8 @@ class Worker:
     def _train(self) -> None:
         if self._goes_on():
             self._consider_round()
-        for batch in self.batches.training(self.meter.position, self.plan.epochs):
+        epochs = self.plan.epochs if self.plan.beyond is None else None
+        for batch in self.batches.training(self.meter.position, epochs):
             if not self.exchange.quiet:
                 self._take_signals(0.0)
             if not self._goes_on():
@@ -149,7 +153,21 @@ class Worker:
 
     def _goes_on(self) -> bool:
         limit = self.plan.steps
-        return not self._stopping and (limit is None or self.meter.steps < limit)
+        goes_on = not self._stopping and (limit is None or self.meter.steps < limit)
+        return goes_on and (self.plan.beyond is None or not self._rests())
+
+    def _rests(self) -> bool:
+        """Whether its epochs are done and it stops there: some are missing, or none of the others lags far behind.
+
+        Rows are compared as they were at the last round: the others' notes of it are as old as its own.
+        """
+        plan = self.plan
+        if plan.epochs is None or self.meter.position[0] < plan.epochs:
+            return False
+        if len(self.members) < (plan.beyond or 0):
+            return True
+        mine = self._rows_at_round.get(plan.worker, 0)
+        return all(self._rows_at_round.get(other, 0) >= LAGS * mine for other in self.members)
 
     def _step(self, batch: Any) -> None:
         if self.search:
@@ -157,20 +175,21 @@ class Worker:
         begun = self.meter.begin_step()
         self._stepped = True
         together = not self.alone
-        x, cycle = self.replica.vector, self.joint.cycle()  # the exchange may land a round meanwhile
+        x = self.replica.vector
+        cycle, setting = self.joint.cycle(), self.joint.setting()  # the exchange may land a round meanwhile
         if together:
             if not self._barrier:
                 self._consider_round()
             if self._shifts:
                 self._take_snapshots()
             with torch.no_grad():
-                self.state.before_step(x, cycle)
+                self.state.before_step(x, cycle, setting)
         if together and self.served:
             self.served.begin(self._weight_of(batch))
         loss = self.replica.gradient(batch)
         if together:
             with torch.no_grad():
-                term = self.state.gradient_term(x, cycle)
+                term = self.state.gradient_term(x, cycle, setting)
                 if term is not None:
                     self.replica.parameters.add_to_gradients(term)
                 self._take_snapshots()
@@ -279,6 +298,7 @@ class Worker:
         self.pace.launched()
         if waits:
             self.await_round(round)
+            self.pace.go_on()
 
     def send_off(
         self,
@@ -392,6 +412,7 @@ class Worker:
         self.guard.see(landed)
         if not self.guard.alone and landed.round >= max(self.guard.since, self.nonfinite.since):
             take_over(self, landed, fragment, snapshot, base)
+        self._rows_at_round = {worker: int(note.get("rows", 0)) for worker, note in landed.notes.items()}
         for worker, note in landed.notes.items():
             self.totals[worker] = max(self.totals.get(worker, 0), int(note.get("rows", 0)))
         mid_step = self.mean_gradient is not None or bool(self.search and self.search.under_way)

@@ -6,6 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 
 from thinwire import caffe
 from thinwire.caffe.sparknet import (
@@ -126,3 +127,27 @@ def test_what_is_kept_is_made_once_and_not_without_end() -> None:
     for number in range(1, 40):
         kept(("many", number), object)
     assert kept(("many", 0), object) is not first
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_net_on_a_gpu_begins_alike_learns_alike_and_gives_its_weights_to_one_on_the_host() -> None:
+    nets = [Net(small(), device=device) for device in ("cuda", "cpu")]
+    assert nets[0].device.type == "cuda" == next(nets[0].module.parameters()).device.type
+    for name, blobs in nets[0].get_weights().items():
+        for mine, theirs in zip(blobs, nets[1].get_weights()[name], strict=True):
+            assert (mine == theirs).all(), name
+    for net in nets:
+        net.set_training_data(rows())
+        net.set_validation_data(rows())
+        net.train(200)
+    assert nets[0].test(20) > 0.9
+    nets[1].set_weights(nets[0].get_weights(), fresh=True)
+    assert nets[1].test(20) == pytest.approx(nets[0].test(20), abs=0.02)
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    with pytest.raises(ConfigError, match="'cuda', but this worker sees no CUDA device"):
+        Net(small(), device="cuda")
+    assert Net(small()).device.type == "cpu"
