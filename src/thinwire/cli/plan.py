@@ -120,6 +120,7 @@ def _print(found: Plan, advice: dict[str, Any], workers: int, link: str) -> None
     totals = ["all", "", "", _count(parameters), _count(features), _mb(found.sent_bytes), _ms(found.exchange_s)]
     table.add_row(*totals, _ms(found.compute_s), style="bold")
     console.print(table)
+    _print_connections(console, found)
     console.print(f"memory of a worker: {found.memory_bytes / 2**30:.2f} GiB", highlight=False)
     for name, (step_s, sent, memory) in found.alternatives.items():
         console.print(
@@ -130,6 +131,21 @@ def _print(found: Plan, advice: dict[str, Any], workers: int, link: str) -> None
         console.print(f"{name}: does not fit, it needs {memory / 2**30:.2f} GiB", highlight=False)
     for line in _sentences(found, advice):
         console.print(line, highlight=False)
+
+
+def _print_connections(console: Console, found: Plan) -> None:
+    """The layers that the planner puts at borders; their bytes and seconds are in the rows of the layers after them."""
+    if not found.connections:
+        return
+    table = Table(title="connection layers, counted with the layer after each", title_justify="left")
+    for name in ("after", "before", "from", "to", "what"):
+        table.add_column(name)
+    for name in ("sent", "exchange"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each, cost, seconds in found.connections:
+        ends = [found.placed[place].layer.name for place in (each.source, each.target)]
+        table.add_row(*ends, each.before, each.after, each.what, _mb(cost.sent_bytes), _ms(seconds))
+    console.print(table)
 
 
 def _sentences(found: Plan, advice: dict[str, Any]) -> list[str]:
@@ -170,13 +186,25 @@ def _plain(found: Plan, advice: dict[str, Any]) -> dict[str, Any]:
         }
         for part in found.placed
     ]
+    borders = [
+        {
+            "after": found.placed[each.source].layer.name,
+            "before": found.placed[each.target].layer.name,
+            "from": each.before,
+            "to": each.after,
+            "what": each.what,
+            "sent_bytes": cost.sent_bytes,
+            "exchange_s": seconds,
+        }
+        for each, cost, seconds in found.connections
+    ]
     names = ("sent_bytes", "exchange_s", "compute_s", "step_s", "memory_bytes")
     totals = {name: getattr(found, name) for name in names}
     others = {
         name: dict(zip(("step_s", "sent_bytes", "memory_bytes"), each, strict=True))
         for name, each in found.alternatives.items()
     }
-    whole = {"group": found.group, "layers": layers, "totals": totals, "alternatives": others}
+    whole = {"group": found.group, "layers": layers, "connections": borders, "totals": totals, "alternatives": others}
     return whole | {"too_large": dict(found.too_large)} | advice
 
 

@@ -3,7 +3,23 @@
 from __future__ import annotations
 
 from thinwire.planning.graph import Graph, Layer, graph_of, graph_on
-from thinwire.planning.planner import Machine, Placed, Plan, plan, pure
+from thinwire.planning.partition import Partitionable, Share
+from thinwire.planning.planner import Connection, Machine, Placed, Plan, connections, plan, pure
 from thinwire.planning.profile import profiled
 
-__all__ = ["Graph", "Layer", "Machine", "Placed", "Plan", "graph_of", "graph_on", "plan", "profiled", "pure"]
+__all__ = [
+    "Connection",
+    "Graph",
+    "Layer",
+    "Machine",
+    "Partitionable",
+    "Placed",
+    "Plan",
+    "Share",
+    "connections",
+    "graph_of",
+    "graph_on",
+    "plan",
+    "profiled",
+    "pure",
+]
