@@ -8,7 +8,6 @@ import math
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,10 +20,14 @@ from thinwire import recipe as recipes
 from thinwire.cli.wiring import BATCH_SIZE, first_rows, model_name
 from thinwire.errors import ConfigError
 from thinwire.models import model_by_name
-from thinwire.planning import Graph, Machine, Plan, graph_on, plan, profiled
+from thinwire.planning import Graph, Machine, Plan, graph_on, plan, profiled, sizes_of
+from thinwire.planning.profile import measured_flops
 from thinwire.rules.period import balanced_period
 from thinwire.rules.placement import Wire, best_group
 from thinwire.rules.speedup import busy_share, naive_speedup
+from thinwire.run.arguments import checked
+from thinwire.run.sizing import between_of
+from thinwire.strategies import Relay
 from thinwire.units import SIZES, quantity, rate_bytes
 
 Row = tuple[tuple[int, ...], torch.dtype]
@@ -41,19 +44,54 @@ def show_plan(options: argparse.Namespace) -> int:
     with torch.device("meta"):  # the network without memory for its parameters
         network = factory()
     graph = graph_on(network, [torch.empty(2, *shape, dtype=dtype, device="meta") for shape, dtype in rows])
-    workers = options.workers
+    workers, group = options.workers, _group(options.group)
     if options.profile:
-        graph = _profiled(factory, graph, rows, batch, options.group or workers)
+        graph = _profiled(factory, graph, rows, batch, workers if group in (None, "auto") else int(group))
     memory = None if options.memory is None else quantity("--memory", options.memory, SIZES)
     wire = Wire(options.latency / 1e3, rate_bytes(options.link, "--link"))
-    machine = Machine(options.gflops * 1e9 if options.gflops else _measured_flops(), memory, wire)
-    found = _fitting(graph, workers, batch, machine, options.group)
+    machine = Machine(options.gflops * 1e9 if options.gflops else measured_flops(), memory, wire)
+    sizes: list[Plan] = []
+    if group == "auto":
+        between = between_of(checked({"strategy": chosen.strategy}).get("strategy") or Relay())
+        sizes = sizes_of(graph, workers, batch, machine=machine, between=between)
+        found = min(sizes, key=lambda each: each.total_s)
+    else:
+        found = _fitting(graph, workers, batch, machine, group)
     advice = _advice(graph, found, workers, batch, machine)
     if options.json:
-        print(json.dumps(_plain(found, advice)))
+        print(json.dumps(_plain(found, advice) | {"sizes": [_size(each) for each in sizes]}))
     else:
+        _print_sizes(sizes, found)
         _print(found, advice, workers, options.link)
     return 0
+
+
+def _group(given: str | None) -> Any:
+    """Workers of a replica: a number, "auto", or None where nothing was said."""
+    if given is None or given == "auto":
+        return given
+    if not given.lstrip("-").isdigit():
+        raise ConfigError(f"--group {given!r} is not a count; use 1 or more, or 'auto'")
+    return int(given)
+
+
+def _size(each: Plan) -> dict[str, float]:
+    named = {"compute_s": each.compute_s, "within_s": each.exchange_s, "between_s": each.between_s}
+    return {"group": each.group, **named, "total_s": each.total_s, "memory_bytes": each.memory_bytes}
+
+
+def _print_sizes(sizes: Sequence[Plan], best: Plan) -> None:
+    """What a step takes in groups of each size, the best one marked."""
+    if not sizes:
+        return
+    table = Table(title="a step in groups of each size: the shortest is taken", title_justify="left")
+    for name in ("group", "computing", "within groups", "between groups", "all", "memory"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each in sizes:
+        times = [_ms(seconds) for seconds in (each.compute_s, each.exchange_s, each.between_s, each.total_s)]
+        memory = f"{each.memory_bytes / 2**30:.2f} GiB"
+        table.add_row(str(each.group), *times, memory, style="bold" if each.group == best.group else None)
+    Console().print(table)
 
 
 def _fitting(graph: Graph, workers: int, batch: int, machine: Machine, group: int | None) -> Plan:
@@ -237,21 +275,6 @@ def _network(chosen: recipes.Recipe, given: str | None) -> tuple[Callable[[], nn
     if shape is not None:
         return factory, [(shape, torch.float32)], batch
     return factory, [(tuple(x.shape[1:]), x.dtype) for x in first_rows(chosen, chosen.data.inputs).values()], batch
-
-
-def _measured_flops() -> float:
-    """What this machine computes in a second, on one thread, from a product of matrices."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        one = torch.randn(768, 768)
-        one @ one
-        began = time.perf_counter()
-        for _ in range(10):
-            one @ one
-        return 10 * 2 * 768**3 / (time.perf_counter() - began)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _steps(count: int) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 
 import cloudpickle
 
-from thinwire.cluster.base import Dealt, DriverData, Entry, sockets
+from thinwire.cluster.base import Dealt, DriverData, Entry, Expected, sockets
 from thinwire.cluster.frames import FrameData, is_frame
 from thinwire.cluster.local import Local, LocalWorkforce
 from thinwire.cluster.preflight import examine
@@ -117,6 +117,10 @@ class SparkSite:
         if is_frame(data):
             return FrameData(data, validation, self.workers, self.cluster.repartition)
         return DriverData(data, validation, self.workers, shared_disk=False)
+
+    def expect(self) -> Expected:
+        """Nothing is measured: it would take a job."""
+        return Expected()
 
     def wire(self) -> tuple[Hub, Wire]:
         return sockets(self.host, None)

@@ -288,7 +288,7 @@ def refuse_unreadable(placement: Placement, model: nn.Module | Callable[[], nn.M
         seed: under which it is made.
         inputs: with how many inputs it is called.
     """
-    if placement.group_size == 1:
+    if not placement.shares:
         return
     with kept_generators():
         network, _ = network_of(model, seed)

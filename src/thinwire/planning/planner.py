@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -83,6 +83,9 @@ class Placed(NamedTuple):
     memory_bytes: float
 
 
+Planner = Callable[[Graph, int, int, "Machine"], "Plan"]
+
+
 @dataclass(frozen=True)
 class Plan:
     """A placement for every layer, on a group of workers that trains one replica."""
@@ -98,6 +101,10 @@ class Plan:
     """Bytes on a worker of the usual placements that do not fit."""
     connections: tuple[tuple[Connection, Cost, float], ...] = ()
     """The layers at borders, with what a worker sends for each and the seconds of that."""
+    between: Cost = NOTHING
+    """What a worker sends in a step to the workers of other replicas, where that was asked for."""
+    between_s: float = 0.0
+    """Seconds of a step in which it waits for them."""
 
     @property
     def sent_bytes(self) -> float:
@@ -113,8 +120,13 @@ class Plan:
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step, were nothing hidden behind anything."""
+        """Seconds of a step within a group, were nothing hidden behind anything."""
         return self.compute_s + self.exchange_s
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of a step, with what replicas exchange: computing, within the group, and between groups."""
+        return self.step_s + self.between_s
 
     @property
     def memory_bytes(self) -> float:
@@ -223,7 +235,7 @@ def plan(graph: Graph, group: int, rows: int, machine: Machine | None = None) ->
             f"one needs {least / 2**30:.2f} GiB; use a larger group, fewer rows a step, or more memory"
         )
     ways = [each[c] for each, c in zip(options, chosen, strict=True)]
-    best = _made(graph, ways, group, rows, machine)
+    best = as_placed(graph, ways, group, rows, machine)
     fits: dict[str, tuple[float, float, float]] = {}
     too_large: dict[str, float] = {}
     for name in PURE if group > 1 else ():
@@ -237,12 +249,65 @@ def plan(graph: Graph, group: int, rows: int, machine: Machine | None = None) ->
     return replace(best, alternatives=fits, too_large=too_large)
 
 
+@dataclass(frozen=True)
+class Between:
+    """How often replicas exchange.
+
+    Args:
+        period: steps between two exchanges of a parameter.
+        waits: whether steps wait for an exchange; else only for what of it is longer than the steps between two.
+    """
+
+    period: float = 1.0
+    waits: bool = True
+
+
+def with_exchange(found: Plan, graph: Graph, workers: int, between: Between) -> Plan:
+    """The plan with what the replicas of all workers exchange: each member its part, with its lane."""
+    replicas = workers // found.group
+    if replicas == 1:
+        return found
+    whole = summed_gradients(graph.parameters / found.group, replicas)
+    cost = Cost(whole.sent_bytes / between.period, whole.messages / between.period)
+    seconds = found.machine.wire.seconds(*cost)
+    return replace(found, between=cost, between_s=seconds if between.waits else max(0.0, seconds - found.step_s))
+
+
+def sizes_of(
+    graph: Graph, workers: int, batch: int, *, machine: Machine, between: Between, planned: Planner | None = None
+) -> list[Plan]:
+    """A plan for each size that groups of these workers can have and a replica fits into, from the smallest on.
+
+    Every worker brings its batch, so a step takes the same rows in all: the plan with the least `total_s` is the best.
+
+    Args:
+        graph: the network.
+        workers: of the cluster.
+        batch: rows of a worker's step.
+        machine: what each worker is, and the link between them.
+        between: how often replicas exchange.
+        planned: what places layers in groups of a size; `plan` unless said.
+    """
+    found, refusal = [], None
+    for size in (size for size in range(1, workers + 1) if workers % size == 0):
+        try:
+            each = (planned or plan)(graph, size, batch * size, machine)
+        except ConfigError as error:
+            refusal = error
+            continue
+        if machine.memory_bytes is None or each.memory_bytes <= machine.memory_bytes:
+            found.append(with_exchange(each, graph, workers, between))
+    if not found and refusal is not None:
+        raise refusal
+    return found
+
+
 def pure(graph: Graph, name: str, group: int, rows: int, machine: Machine | None = None) -> Plan:
     """The plan that places every layer in the same way, as far as it can be."""
     machine = machine or Machine()
     options = [choices(layer, group) for layer in graph.layers]
     ways = [next((p for p in PURE[name] if p in each), each[0]) for each in options]
-    return _made(graph, ways, group, rows, machine)
+    return as_placed(graph, ways, group, rows, machine)
 
 
 def _chosen(
@@ -273,7 +338,7 @@ def _chosen(
     return cheapest(costs, edges, memory, machine.memory_bytes)
 
 
-def _made(graph: Graph, ways: list[str], group: int, rows: int, machine: Machine) -> Plan:
+def as_placed(graph: Graph, ways: Sequence[str], group: int, rows: int, machine: Machine) -> Plan:
     """The plan in which layers are placed in these ways."""
     found, borders = [], []
     inwards: list[list[Cost]] = [[] for _ in graph.layers]

@@ -14,12 +14,16 @@ from thinwire.coordinator.stopping import TRAIN_LOSS, EarlyStopping, Target, ref
 from thinwire.data.feeds import Wanted
 from thinwire.errors import ConfigError, DataError
 from thinwire.models.boltzmann import free_energy_gap, reconstruction_error
-from thinwire.placement import Pipeline, Placement, Whole
+from thinwire.placement import Layered, Pipeline, Placement, Whole
 from thinwire.replicas import Algorithm, BackPropagation, ContrastiveDivergence, TrainSpec
 from thinwire.replicas.labels import labels_of
 from thinwire.replicas.objectives import Metric, NamedOptimizer, NamedScheduler
+from thinwire.rules.placement import Wire
 from thinwire.run.trial import Trial
 from thinwire.strategies import Measured, Served, Strategy, name_of
+
+USUAL = Wire()
+"""The link that plans count with where nothing is said of it."""
 
 
 def carrier_for(asked: str, strategy: Strategy, where: Site) -> str:
@@ -47,11 +51,14 @@ def carrier_for(asked: str, strategy: Strategy, where: Site) -> str:
 def placement_for(given: Placement | None, strategy: Strategy, carrier: str, where: Site) -> Placement:
     """How replicas span workers; refuses what cannot be."""
     placement = Whole() if given is None else given
-    size = placement.group_size
-    if size == 1:
+    if not placement.shares or (placement.group_size == "auto" and where.workers == 1):
         return Whole()
-    if where.workers % size:
-        raise ConfigError(f"group_size = {size} does not divide {where.workers} workers; use one of its divisors")
+    if placement.group_size != "auto":
+        size = placement.size
+        if where.workers % size:
+            raise ConfigError(f"group_size = {size} does not divide {where.workers} workers; use one of its divisors")
+        if isinstance(placement, Layered):
+            placement = placement.settled(size, USUAL)
     if carrier == "spark":
         raise ConfigError(
             "placement needs workers that reach each other by ports; exchange='spark' is for those that do not"
@@ -87,7 +94,7 @@ def refuse_impossible(
     own = strategy.setting(Measured(1, 2, 0, None, None), None).codec
     if codec != "float32" and own is not None:
         warnings.warn(f"codec={codec!r} has no effect: {name_of(strategy)} packs in {own} itself", stacklevel=5)
-    if placement.group_size > 1 and not isinstance(spec.algorithm, BackPropagation):
+    if placement.shares and not isinstance(spec.algorithm, BackPropagation):
         raise ConfigError(f"a placement spreads back-propagation; {spec.algorithm.name} needs placement=tw.Whole()")
     if isinstance(spec.optimizer, NamedOptimizer):
         spec.optimizer([nn.Parameter(torch.zeros(1))])

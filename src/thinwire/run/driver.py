@@ -214,7 +214,7 @@ class Run:
         given = self._job.model
         module = copy.deepcopy(given) if isinstance(given, nn.Module) else build_module(given, self._job.spec.seed)
         chunks: Any = [decode(data) for part in outcome.results.values() for data in part.values()]
-        if self._job.placement.group_size == 1:
+        if self._job.placement.size == 1:
             whole = {name: value for chunk in chunks for name, value in chunk.items()}
         else:
             whole = module.state_dict() | assembled(chunks)
@@ -230,7 +230,7 @@ class Run:
             "strategy": name_of(self._job.strategy),
             "workers": self._job.workers,
             "placement": self._job.placement.name,
-            "group_size": self._job.placement.group_size,
+            "group_size": self._job.placement.size,
             "steps": outcome.steps,
             "rows": outcome.rows,
             "epochs": round(outcome.epochs, 4),

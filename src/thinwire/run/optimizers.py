@@ -33,7 +33,7 @@ def refuse_optimizer(
             "other: servers step the mean gradient piece by piece, and none of them knows its norm; use "
             "tw.Synchronous(), which comes to the same parameters, or consistency='eventual' with groups='each'"
         )
-    if not table and placement.group_size == 1:
+    if not table and not placement.shares:
         return
     factory = (table and table.optimizer) or spec.optimizer
     parameters = _parameters(model, spec.seed)

@@ -58,6 +58,7 @@ from thinwire.run.job import Columns, Job, Transform
 from thinwire.run.optimizers import refuse_optimizer
 from thinwire.run.run_log import RunLog
 from thinwire.run.searches import Setup, refuse_searches
+from thinwire.run.sizing import FirstRow, sized
 from thinwire.run.trial import Trial
 from thinwire.strategies import Relay, Strategy, name_of
 from thinwire.transport.ports import Hub, Wire
@@ -244,8 +245,10 @@ def fit(
         trial = Trial(
             factory, spec, columns, batch_size, transforms=transform is not None, validated=validation is not None
         )
+        first = FirstRow(trial, kept=spread.group_size == "auto")
         wanted = wanted_for(trial, validation=validation, indicator=opened.indicator)
-        dealt = opened.deal(wanted, folder)
+        dealt = opened.deal(wanted._replace(measure=first), folder)
+        spread = sized(spread, trial, first, where=where, strategy=chosen)
         if dealt.validation_rows == 0 and validation is not None:
             refuse_unvalidated(validation, target, stop)
         store = CheckpointStore(f"{out.rstrip('/')}/checkpoints") if out is not None else None
@@ -262,7 +265,7 @@ def fit(
             keeps_best=stop is not None if restore_best is None else restore_best,
             codec=codec,
             deadlines=patience,
-            group_size=spread.group_size,
+            group_size=spread.size,
             on_nonfinite=on_nonfinite,
         )
         hub, wire = _wire(where, carrier)
@@ -297,7 +300,7 @@ def fit(
             until=target,
             compute=functools.partial(computed, {f"val_{k}": v for k, v in metrics_of(spec.metrics).items()}),
             deadlines=patience,
-            group_size=spread.group_size,
+            group_size=spread.size,
         )
         run = Run(job, where, dealt, log, store, earlier, seed)
         try:
@@ -365,7 +368,7 @@ def _from_checkpoint(
     earlier: Earlier | None,
 ) -> Earlier:
     """Where groups go on from when no replica is whole; raises where there is nothing new since the last time."""
-    if store is None or saved is None or placement.group_size == 1 or (earlier and earlier.manifest.name == saved):
+    if store is None or saved is None or placement.size == 1 or (earlier and earlier.manifest.name == saved):
         raise lost
     return Earlier(store, store.load(saved), earlier.passed_over if earlier else {})
 
