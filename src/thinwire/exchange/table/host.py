@@ -24,7 +24,7 @@ from thinwire.exchange.member import Member
 from thinwire.exchange.signals import Broken
 from thinwire.exchange.table.log import Log
 from thinwire.exchange.table.plan import Answer, Layout, Line, Plan, plan
-from thinwire.exchange.table.server import Book, Reply, Server, Update
+from thinwire.exchange.table.server import Book, Held, Reply, Server, Update
 from thinwire.protocol import messages
 from thinwire.protocol.forms import Body
 from thinwire.protocol.messages import Commit, Copy, Get, Idle, Mark, Move, Moved, Value
@@ -219,7 +219,9 @@ class Host(Member):
 
     def _keep(self, key: int, book: Book, *, always: bool = False) -> None:
         """Checkpoints a tuple when it is time: here, and with the neighbour that would take over."""
-        if self._plan is None or not (always or book.version % self._log_every == 0):
+        if self._plan is None:
+            return
+        if not always and not self.server.handlers.checkpoint_now(Held(self.server, key, book), self._log_every):
             return
         mark, record = (self._plan.line, book.version), self._trees.encode(self.server.tree(key, book))
 

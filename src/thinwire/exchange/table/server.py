@@ -18,7 +18,6 @@ from torch import Tensor
 from thinwire.exchange.joint import JointState, slice_state, write_state
 from thinwire.exchange.table.plan import Layout
 from thinwire.parameters import Fragment
-from thinwire.rules.table import may_run_ahead, ready
 from thinwire.strategies import Served
 
 Stamp = tuple[int, int]
@@ -71,9 +70,10 @@ class Book:
 class Server:
     """Tuples of the joint state; their values live in the joint state itself, which has room for all."""
 
-    def __init__(self, joint: JointState, layout: Layout, log: Callable[[int, Book], None]) -> None:
+    def __init__(self, joint: JointState, layout: Layout, log: Callable[..., None]) -> None:
         assert isinstance(joint.strategy, Served)
         self._joint, self._layout, self._strategy, self._log = joint, layout, joint.strategy, log
+        self.handlers = joint.strategy.handlers
         self._setting = joint.cuts.newest.setting
         self.books: dict[int, Book] = {}
         self.wanted: dict[int, set[int]] = {}
@@ -127,27 +127,52 @@ class Server:
         return _reply(update, key, book, values)
 
     def _apply(self, key: int) -> list[Reply]:
-        book, replies = self.books[key], list[Reply]()
+        book = self.books[key]
         counted = self._counted()
         slowest = min((clock for worker, clock in book.clocks.items() if worker in counted), default=0)
         for worker in counted:
             book.clocks.setdefault(worker, slowest)
-        heard = {group: workers & book.pending.keys() for group, workers in self.wanted.items()}
-        strict = self._strategy.strict
-        whole = ready(heard, self.wanted, strict)
-        for groups in [whole] if strict and whole else [(group,) for group in whole]:
-            workers = sorted(w for group in groups for w in heard[group])
-            updates = [book.pending.pop(worker) for worker in workers]
-            with self._joint.lock:
-                reply = self._merge(key, book, updates)
-            book.version += 1
-            for update in updates:
-                book.merged[update.worker] = update.stamp
-                book.replies[update.worker] = reply
-                book.clocks[update.worker] += 1
-                replies.append(_reply(update, key, book, reply))
-            self._log(key, book)
-        return self._let_go(book, replies)
+        view = Held(self, key, book)
+        self.handlers.handle_update(view)
+        return self._let_go(view, view.replies)
+
+    def apply(self, key: int, book: Book, workers: list[int]) -> list[Reply]:
+        """Merges what these workers have sent as one, and makes the next version; returns whom to answer."""
+        updates = [book.pending.pop(worker) for worker in workers]
+        with self._joint.lock:
+            reply = self._merge(key, book, updates)
+        book.version += 1
+        for update in updates:
+            book.merged[update.worker] = update.stamp
+            book.replies[update.worker] = reply
+            book.clocks[update.worker] = book.clocks.get(update.worker, 0) + 1
+        self._log(key, book)
+        return [_reply(update, key, book, reply) for update in updates]
+
+    def given(self, key: int, book: Book, workers: list[int]) -> list[Update]:
+        """What these workers have sent and has something in it, corrected for what has changed since."""
+        now, correct = self._now(key), self._strategy.correct
+        sent = [book.pending[worker] for worker in workers if book.pending[worker].weight]
+        return [u._replace(values=correct(u.values, now, book.replies.get(u.worker))) for u in sent]
+
+    def keep(self, key: int, book: Book) -> None:
+        """Checkpoints a tuple now."""
+        self._log(key, book, always=True)
+
+    def value(self, key: int) -> Tensor:
+        """A copy of a tuple's parameters."""
+        with self._joint.lock:
+            return self._now(key).clone()
+
+    def set_value(self, key: int, value: Tensor) -> None:
+        """Writes a tuple's parameters; what the optimizer keeps beside them stays."""
+        now = self._now(key)
+        if value.shape != now.shape:
+            raise ValueError(
+                f"tuple {key} is of {now.numel()} elements, and the value is of shape {tuple(value.shape)}"
+            )
+        with self._joint.lock:
+            now.copy_(value)
 
     def _merge(self, key: int, book: Book, updates: list[Update]) -> Tensor:
         fragment, rates = self._layout.fragments[key], updates[-1].rates
@@ -185,18 +210,12 @@ class Server:
         assert self._joint.model is not None
         return self._layout.fragments[key].of(self._joint.model)
 
-    def _let_go(self, book: Book, replies: list[Reply]) -> list[Reply]:
-        """Holds back replies to workers that are too far ahead, until the slowest has come closer."""
-        if self._strategy.bound is None:
-            return replies
-        counted = self._counted()
-        slowest = min((book.clocks[worker] for worker in counted if worker in book.clocks), default=0)
-        waiting, book.held = [*book.held, *replies], []
+    def _let_go(self, view: Held, replies: list[Reply]) -> list[Reply]:
+        """Holds back replies to workers that may not read yet, until the handlers let them go."""
+        waiting, view.book.held = [*view.book.held, *replies], []
         freed: list[Reply] = []
         for reply in waiting:
-            clock = book.clocks.get(reply.worker, slowest)
-            ahead = reply.worker in counted and not may_run_ahead(clock, slowest, self._strategy.bound)
-            (book.held if ahead else freed).append(reply)
+            (freed if self.handlers.handle_get(view, reply.worker) else view.book.held).append(reply)
         return freed
 
     def _counted(self) -> set[int]:
@@ -236,6 +255,52 @@ class Server:
         for book in self.books.values():
             for kept in (book.replies, book.pending, book.clocks):
                 kept.pop(worker, None)
+
+
+class Held:
+    """A tuple as handlers see it; see `thinwire.strategies.TableTuple`."""
+
+    def __init__(self, server: Server, key: int, book: Book) -> None:
+        self._server, self.key, self.book = server, key, book
+        self.replies: list[Reply] = []
+        """To the senders of what was applied through this."""
+
+    @property
+    def version(self) -> int:
+        return self.book.version
+
+    @property
+    def wanted(self) -> dict[int, set[int]]:
+        return {group: set(workers) for group, workers in self._server.wanted.items()}
+
+    @property
+    def heard(self) -> dict[int, set[int]]:
+        return {group: workers & self.book.pending.keys() for group, workers in self._server.wanted.items()}
+
+    @property
+    def clocks(self) -> dict[int, int]:
+        return dict(self.book.clocks)
+
+    def get(self) -> Tensor:
+        return self._server.value(self.key)
+
+    def put(self, value: Tensor) -> None:
+        self._server.set_value(self.key, value)
+
+    def collect(self, groups: Collection[int]) -> Tensor | None:
+        given = self._server.given(self.key, self.book, self._senders(groups))
+        return _mean(given).clone() if given else None
+
+    def update(self, groups: Collection[int]) -> None:
+        if workers := self._senders(groups):
+            self.replies += self._server.apply(self.key, self.book, workers)
+
+    def checkpoint(self) -> None:
+        self._server.keep(self.key, self.book)
+
+    def _senders(self, groups: Collection[int]) -> list[int]:
+        heard = self.heard
+        return sorted(worker for group in groups for worker in heard.get(group, ()))
 
 
 def _reply(update: Update, key: int, book: Book, values: Tensor | None) -> Reply:
