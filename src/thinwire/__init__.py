@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from thinwire.cluster.simulated import Fault, Simulated
     from thinwire.cluster.spark import Spark
     from thinwire.coordinator.stopping import EarlyStopping
+    from thinwire.exchange.table.delegate import Table
     from thinwire.placement.kinds import Pipeline, Planned, TensorParallel, Whole
     from thinwire.protocol.deadlines import Deadlines
     from thinwire.replicas import Algorithm, BackPropagation, ConjugateGradient, ContrastiveDivergence
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         SparkNet,
         Strategy,
         Synchronous,
+        TableHandlers,
     )
     from thinwire.version import __version__
 
@@ -55,6 +57,8 @@ _HOMES = {
     "SparkNet": "thinwire.strategies",
     "Strategy": "thinwire.strategies",
     "Synchronous": "thinwire.strategies",
+    "Table": "thinwire.exchange.table.delegate",
+    "TableHandlers": "thinwire.strategies",
     "TensorParallel": "thinwire.placement.kinds",
     "Whole": "thinwire.placement.kinds",
     "__version__": "thinwire.version",
@@ -90,6 +94,8 @@ __all__ = [
     "SparkNet",
     "Strategy",
     "Synchronous",
+    "Table",
+    "TableHandlers",
     "TensorParallel",
     "Whole",
     "__version__",

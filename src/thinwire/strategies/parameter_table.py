@@ -28,7 +28,7 @@ class ParameterTable(Served):
 
     Args:
         consistency: "strict" waits for all workers at every step, which then equals one worker with all their rows;
-            "eventual" applies a group's gradients as they come; handlers of your own (`TableHandlers`) decide otherwise.
+            "eventual" applies a group's gradients as they come; `TableHandlers` of your own decide otherwise.
         groups: worker groups; the workers of one wait for each other, groups do not. "each" makes every worker one.
         ahead: steps that a worker may make while replies to its gradients are on their way, where it waits for nobody.
         staleness: by how many updates a worker may be ahead of the slowest (stale synchronous parallel); None: any.

@@ -57,15 +57,14 @@ class Table:
         with self.changed:
             self._here.discard(worker)
             self._count()
+            self.changed.notify_all()
 
     def restore(self) -> int:
         """Goes back to the newest checkpoint that all parameters have; returns its version."""
         with self.changed:
             found = last_complete([{(0, version) for version in kept} for kept in self._kept.values()])
             if found is None:
-                raise ConfigError(
-                    "the table has no checkpoint of all parameters yet; call checkpoint() before restore()"
-                )
+                raise ConfigError("the table has no checkpoint of all parameters; call checkpoint() before restore()")
             for key, kept in self._kept.items():
                 self._server.put(key, kept[found[1]])
             self.changed.notify_all()
@@ -87,7 +86,13 @@ class Table:
     def take(self, name: str, update: Update) -> None:
         """An update has come."""
         with self.changed:
-            self._server.update(self.tuple(name).key, update)
+            found = self.tuple(name)
+            if update.worker in found.book.pending:
+                raise ConfigError(
+                    f"worker {update.worker} sent an update of {name!r}, and its last one waits for other workers; "
+                    "call get and collect in between"
+                )
+            self._server.update(found.key, update)
             self.changed.notify_all()
 
     def may_read(self, name: str, worker: int) -> bool:
@@ -105,7 +110,6 @@ class Table:
         for worker in sorted(self._here):
             groups.setdefault(self._group_of(worker), set()).add(worker)
         self._server.wants(groups)
-        self.changed.notify_all() if self.changed._is_owned() else None  # type: ignore[attr-defined]
 
     def _log(self, key: int, book: Book, *, always: bool = False) -> None:
         held = Held(self._server, key, book)
@@ -142,8 +146,8 @@ class Delegate:
         with self._table.changed:
             if not self._table.changed.wait_for(lambda: self._table.may_read(key, self.worker), timeout_s):
                 raise TimedOutError(
-                    f"worker {self.worker} waited {timeout_s:g} s for {key!r}: updates of other workers are missing; have "
-                    "them send theirs, or leave()"
+                    f"worker {self.worker} waited {timeout_s:g} s for {key!r}: updates of other workers are missing; "
+                    "have them send theirs, or leave()"
                 )
             self._asked.discard(key)
             return self._table.shaped(key, self._table.tuple(key).get())
