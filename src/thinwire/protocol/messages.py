@@ -330,10 +330,9 @@ class Failed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
-    """A piece of the model that a run gives back."""
+class Piece:
+    """Where a piece of a model belongs: base of the messages that carry one."""
 
-    tag: ClassVar[str] = "result"
     attempt: Attempt
     part: Annotated[int, Field("part", is_count)]
     """The number of the worker in its group, whose part of the model this is."""
@@ -345,6 +344,21 @@ class Result:
     @property
     def is_possible(self) -> bool:
         return self.index < self.count <= MOST_PIECES and self.chunk < self.chunks <= MOST_PIECES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(Piece):
+    """A piece of the model that a run gives back."""
+
+    tag: ClassVar[str] = "result"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown(Piece):
+    """A piece of the joint model of an evaluation, for callbacks that are given it."""
+
+    tag: ClassVar[str] = "shown"
+    number: Annotated[int, Field("p", is_count)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -748,7 +762,7 @@ class SparkSum:
     dropped: Annotated[tuple[int, ...], Field("x", list_of(is_count), tuple, list)]
 
 
-_REPORTS = Evaluated, Caught, Saved, Finished, Agreed, Epoch, Happened, Failed, Result, Apart, Bye
+_REPORTS = Evaluated, Caught, Saved, Finished, Agreed, Epoch, Happened, Failed, Result, Shown, Apart, Bye
 _TABLE = Update, Reply, Get, Value, Move, Moved, Copy, Mark, Page, Have, Go, Noted, Idle
 TO_COORDINATOR = Kinds((Join, Fetch, Beat, Prepared, *_REPORTS))
 TO_WORKER = Kinds((Pong, Wait, Rejoin, Leave, Piece, Prepare, Commit, Verdict, Stop, Stand, Conclude, Done))

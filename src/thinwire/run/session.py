@@ -174,7 +174,8 @@ def fit(
         stop: early stopping.
         restore_best: give back the best evaluation's model; with `stop` unless said.
         callbacks: called with every event; one that returns True ends the run. One that has a method `finish` is given
-            the result with it at the end: `thinwire.trackers` has such ones.
+            the result with it at the end: `thinwire.trackers` has such ones. One that has a method `on_model` is given
+            the joint model, as a module, and the `evaluated` event of each evaluation: once an epoch unless said.
         clip_norm: largest norm of a gradient.
         on_nonfinite: whether a step with a loss or a gradient that is not finite, and a contribution that is not, is
             left out and told of, or ends the run. A run whose workers all keep skipping steps ends in any case.
@@ -259,7 +260,8 @@ def fit(
             attempt=0,
             epochs=epochs,
             steps=steps,
-            evaluates=validation is not None and dealt.validation_rows != 0,
+            evaluates=log.shows or (validation is not None and dealt.validation_rows != 0),
+            shows=log.shows,
             evaluate_every=evaluate_every,
             checkpoint_every=None if store is None else checkpoint_every or "auto",
             keeps_best=stop is not None if restore_best is None else restore_best,

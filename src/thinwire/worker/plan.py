@@ -24,6 +24,7 @@ class WorkerPlan:
         codec: the exchange's own codec, for strategies that choose none.
         deadlines: how long it waits for anything.
         group_size: workers that one replica spans.
+        shows: whether the driver is sent the joint model of each evaluation.
         on_nonfinite: whether a step whose loss or gradient is not finite is left out, or ends the run.
     """
 
@@ -38,4 +39,5 @@ class WorkerPlan:
     codec: str = "float32"
     deadlines: Deadlines = field(default_factory=Deadlines)
     group_size: int = 1
+    shows: bool = False
     on_nonfinite: Literal["drop", "stop"] = "drop"
