@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from thinwire.coordinator.ports import Workforce
-from thinwire.data import ShardFiles, Source, open_source, select, split
+from thinwire.data import Deformed, ShardFiles, Source, open_source, select, split
 from thinwire.data.feeds import Beside, Feed, Fetched, Server, Wanted
 from thinwire.placement import Crew, GroupReplica
 from thinwire.protocol.clock import Time
@@ -177,6 +177,8 @@ class DriverData:
         self._source: Source = open_source(data)
         share = validation is None or isinstance(validation, float | int)
         self._held = validation if share else open_source(validation)
+        if not share and isinstance(self._source, Deformed):
+            self._source, self._held = self._source.with_validation(self._held)
         self._workers, self._shared_disk = workers, shared_disk
         self.names: list[str] = list(self._source.schema.names)
         self.transform = self._source.transform

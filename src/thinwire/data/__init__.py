@@ -1,5 +1,6 @@
 """Rows for training: sources of data, shards on disk, samplers and loaders of batches."""
 
+from thinwire.data.deformed import Deformed
 from thinwire.data.loader import Batch, Loader
 from thinwire.data.sampling import Position, Sampler
 from thinwire.data.shards import Shard, ShardWriter, write_shard
@@ -8,6 +9,7 @@ from thinwire.data.split import ShardFiles, split
 
 __all__ = [
     "Batch",
+    "Deformed",
     "Loader",
     "Position",
     "Sampler",

@@ -31,7 +31,7 @@ SIZES = (4, 3, 4)
 """Rows of each member: not the same for all."""
 STEPS, SEED, CLIP = 3, 7, 0.5
 WAYS = ("data", "column", "row", "mixed 1", "mixed 2", "mixed 3", "planned", "tensor parallel", "pipeline")
-STAGES = {"recurrent": 3, "lstm": 3, "gru": 3, "last state": 2, "optional": 3, "tied": 2, "peepholes": 3}
+STAGES = {"recurrent": 3, "lstm": 3, "gru": 3, "last state": 2, "optional": 3, "tied": 2, "peepholes": 2}
 STAGES |= dict.fromkeys(networks.ZOO_OF_SEQUENCES, 3)
 NAMED: dict[str, Callable[[int], Placement]] = {
     "planned": lambda size: Planned(group_size=size, link_gbit=1000.0, latency_ms=0.0),  # so that it shares layers out
