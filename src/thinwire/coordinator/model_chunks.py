@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thinwire.protocol.messages import Piece, Shown
+from thinwire.protocol.messages import ModelPiece, Shown
 
 MOST_SHOWN = 4
 """Evaluations whose models may be on their way at once: a worker that was lost never sends the rest of one."""
@@ -18,7 +18,7 @@ class ModelChunks:
         self.results: dict[int, dict[int, bytes]] = {}
         """By part and number, the chunks that are whole."""
 
-    def take(self, result: Piece, payload: memoryview) -> bool:
+    def take(self, result: ModelPiece, payload: memoryview) -> bool:
         """A piece of a part that there is; whether all is there now. What was whole stays as it is."""
         if self.whole:
             return True

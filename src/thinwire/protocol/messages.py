@@ -330,7 +330,7 @@ class Failed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class ModelPiece:
     """Where a piece of a model belongs: base of the messages that carry one."""
 
     attempt: Attempt
@@ -347,14 +347,14 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result(Piece):
+class Result(ModelPiece):
     """A piece of the model that a run gives back."""
 
     tag: ClassVar[str] = "result"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown(Piece):
+class Shown(ModelPiece):
     """A piece of the joint model of an evaluation, for callbacks that are given it."""
 
     tag: ClassVar[str] = "shown"

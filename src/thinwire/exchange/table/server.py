@@ -72,7 +72,7 @@ class Server:
 
     def __init__(self, joint: JointState, layout: Layout, log: Callable[..., None]) -> None:
         assert isinstance(joint.strategy, Served)
-        self._joint, self._layout, self._strategy, self._log = joint, layout, joint.strategy, log
+        self.joint, self._layout, self._strategy, self.log = joint, layout, joint.strategy, log
         self.handlers = joint.strategy.handlers
         self._setting = joint.cuts.newest.setting
         self.books: dict[int, Book] = {}
@@ -108,13 +108,13 @@ class Server:
             book.merged[update.worker] = update.stamp
             version = book.version
         if update.weight:
-            reply = self._joint.merge(self._layout.fragments[key], update.values, version, self._setting)
+            reply = self.joint.merge(self._layout.fragments[key], update.values, version, self._setting)
         else:
             reply = self._unchanged(key)
         with self._lock:
             book.version += 1
             book.replies[update.worker] = reply
-            self._log(key, book)
+            self.log(key, book)
             return [_reply(update, key, book, reply)]
 
     def _known(self, key: int, book: Book, update: Update) -> Reply | None:
@@ -123,7 +123,7 @@ class Server:
             return None
         values = book.replies.get(update.worker)
         if values is None and self._strategy.subject == "gradients":
-            values = self._now(key).clone()
+            values = self.now(key).clone()
         return _reply(update, key, book, values)
 
     def _apply(self, key: int) -> list[Reply]:
@@ -139,40 +139,21 @@ class Server:
     def apply(self, key: int, book: Book, workers: list[int]) -> list[Reply]:
         """Merges what these workers have sent as one, and makes the next version; returns whom to answer."""
         updates = [book.pending.pop(worker) for worker in workers]
-        with self._joint.lock:
+        with self.joint.lock:
             reply = self._merge(key, book, updates)
         book.version += 1
         for update in updates:
             book.merged[update.worker] = update.stamp
             book.replies[update.worker] = reply
             book.clocks[update.worker] = book.clocks.get(update.worker, 0) + 1
-        self._log(key, book)
+        self.log(key, book)
         return [_reply(update, key, book, reply) for update in updates]
 
     def given(self, key: int, book: Book, workers: list[int]) -> list[Update]:
         """What these workers have sent and has something in it, corrected for what has changed since."""
-        now, correct = self._now(key), self._strategy.correct
+        now, correct = self.now(key), self._strategy.correct
         sent = [book.pending[worker] for worker in workers if book.pending[worker].weight]
         return [u._replace(values=correct(u.values, now, book.replies.get(u.worker))) for u in sent]
-
-    def keep(self, key: int, book: Book) -> None:
-        """Checkpoints a tuple now."""
-        self._log(key, book, always=True)
-
-    def value(self, key: int) -> Tensor:
-        """A copy of a tuple's parameters."""
-        with self._joint.lock:
-            return self._now(key).clone()
-
-    def set_value(self, key: int, value: Tensor) -> None:
-        """Writes a tuple's parameters; what the optimizer keeps beside them stays."""
-        now = self._now(key)
-        if value.shape != now.shape:
-            raise ValueError(
-                f"tuple {key} is of {now.numel()} elements, and the value is of shape {tuple(value.shape)}"
-            )
-        with self._joint.lock:
-            now.copy_(value)
 
     def _merge(self, key: int, book: Book, updates: list[Update]) -> Tensor:
         fragment, rates = self._layout.fragments[key], updates[-1].rates
@@ -180,7 +161,7 @@ class Server:
         if not given:
             self._passed_over(fragment, book, None)
             return self._unchanged(key)
-        now, correct = self._now(key), self._strategy.correct
+        now, correct = self.now(key), self._strategy.correct
         corrected = [u._replace(values=correct(u.values, now, book.replies.get(u.worker))) for u in given]
         mean, absent = _mean(corrected), frozenset.intersection(*(u.absent for u in given))
         reply = now.clone()
@@ -188,7 +169,7 @@ class Server:
             near = Fragment(span.fragment.start - fragment.start, span.fragment.stop - fragment.start)
             rate = rates[span.group] if span.group < len(rates) else None
             setting = replace(self._setting, rate=rate, group=span.group)
-            merged = self._joint.merge(span.fragment, near.of(mean), book.version - span.behind, setting)
+            merged = self.joint.merge(span.fragment, near.of(mean), book.version - span.behind, setting)
             near.of(reply).copy_(merged)
         self._passed_over(fragment, book, absent)
         return reply
@@ -202,13 +183,13 @@ class Server:
 
     def _unchanged(self, key: int) -> Tensor:
         """The reply to workers none of which gave anything."""
-        now = self._now(key)
+        now = self.now(key)
         return now.clone() if self._strategy.subject == "gradients" else torch.zeros_like(now)
 
-    def _now(self, key: int) -> Tensor:
+    def now(self, key: int) -> Tensor:
         """A tuple's parameters."""
-        assert self._joint.model is not None
-        return self._layout.fragments[key].of(self._joint.model)
+        assert self.joint.model is not None
+        return self._layout.fragments[key].of(self.joint.model)
 
     def _let_go(self, view: Held, replies: list[Reply]) -> list[Reply]:
         """Holds back replies to workers that may not read yet, until the handlers let them go."""
@@ -226,8 +207,8 @@ class Server:
     def tree(self, key: int, book: Book | None = None) -> dict[str, Any]:
         """A tuple with its book; a copy."""
         book = book or self.books[key]
-        with self._joint.lock:
-            state = slice_state(self._joint.state, self._layout.fragments[key], self._joint.size)
+        with self.joint.lock:
+            state = slice_state(self.joint.state, self._layout.fragments[key], self.joint.size)
             values = [v.clone() if isinstance(v, Tensor) else v for v in state]
         merged = {str(worker): list(stamp) for worker, stamp in book.merged.items()}
         behind = {str(number): versions for number, versions in book.behind.items()}
@@ -242,7 +223,7 @@ class Server:
 
     def write(self, key: int, values: list[Any]) -> None:
         """Writes a tuple's values into the joint state."""
-        fragment, joint = self._layout.fragments[key], self._joint
+        fragment, joint = self._layout.fragments[key], self.joint
         if len(values) != len(joint.state) or any(
             isinstance(v, Tensor) and v.shape != (fragment.size,) for v in values
         ):
@@ -282,10 +263,15 @@ class Held:
         return dict(self.book.clocks)
 
     def get(self) -> Tensor:
-        return self._server.value(self.key)
+        with self._server.joint.lock:
+            return self._server.now(self.key).clone()
 
     def put(self, value: Tensor) -> None:
-        self._server.set_value(self.key, value)
+        now = self._server.now(self.key)
+        if value.shape != now.shape:
+            raise ValueError(f"tuple {self.key} is of {now.numel()} elements, and the value of {tuple(value.shape)}")
+        with self._server.joint.lock:
+            now.copy_(value)
 
     def collect(self, groups: Collection[int]) -> Tensor | None:
         given = self._server.given(self.key, self.book, self._senders(groups))
@@ -296,7 +282,7 @@ class Held:
             self.replies += self._server.apply(self.key, self.book, workers)
 
     def checkpoint(self) -> None:
-        self._server.keep(self.key, self.book)
+        self._server.log(self.key, self.book, always=True)
 
     def _senders(self, groups: Collection[int]) -> list[int]:
         heard = self.heard
