@@ -105,6 +105,7 @@ _is_progress = form(
     waited_s=is_number,
     exchanged_s=is_number,
     evaluated_s=is_number,
+    gradient_norm=maybe(is_number),
     score=is_count,
     note=is_table,
 )
@@ -296,6 +297,8 @@ class Epoch:
     epoch: Annotated[int, Field("epoch", is_count)]
     rows: Rows
     loss: Annotated[float | None, Field("loss", maybe(is_number))]
+    gradient_norm: Annotated[float | None, Field("norm", maybe(is_number))] = None
+    """Mean length of the gradients that were looked at."""
 
 
 @dataclass(frozen=True, kw_only=True)
