@@ -1,9 +1,9 @@
 """What delayed stochastic gradient descent loses against the best fixed parameters, at most.
 
 Gradients are applied τ updates after they were asked for, as by workers of a parameter table in turn. Symbols: T
-updates, τ the delay, L a bound on the length of gradients, F² a bound on half the squared distance of any two points, σ the
-learning rate's constant. The losses are convex. Langford, Smola and Zinkevich (*Slow learners are fast*, 2009) have the
-bound; the proof of convergence of Shrivastava et al. (2017) is along its lines.
+updates, τ the delay, L a bound on the length of gradients, F² a bound on half the squared distance of any two points,
+σ the learning rate's constant. The losses are convex. Langford, Smola and Zinkevich (*Slow learners are fast*, 2009)
+have the bound; the proof of convergence of Shrivastava et al. (2017) is along its lines.
 """
 
 from __future__ import annotations
