@@ -20,7 +20,7 @@ import matplotlib.pyplot as plt
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "gradients.json"
-EPOCHS, WORKERS = 40, 4
+EPOCHS, WORKERS = 20, 4
 STRATEGIES = {
     "one worker": (1, None),
     "synchronous": (WORKERS, tw.Synchronous()),
