@@ -324,7 +324,8 @@ class DBM(EnergyModel):
             error = (low - torch.sigmoid(down * F.linear(high, weight.t()) + low_bias)).square().mean()
 
         def energy(one: Tensor, other: Tensor) -> Tensor:
-            return -(one @ low_bias + other @ high_bias + (F.linear(one, weight) * other).sum(1)).mean()
+            found: Tensor = one @ low_bias + other @ high_bias + (F.linear(one, weight) * other).sum(1)
+            return -found.mean()
 
         return Contrast(energy(low, high), energy(made, made_high), made, error)
 
