@@ -117,6 +117,13 @@ class Crew:
         self.formed = None
         self._carrier.leave()
 
+    def close(self) -> None:
+        """Lets go of the other members for good."""
+        self.disband()
+        close = getattr(self._carrier, "close", None)
+        if close is not None:
+            close()
+
     @contextlib.contextmanager
     def together(self, *, among_others: bool = False) -> Iterator[None]:
         """What the others' absence raises becomes an error of its own; among others, if it can be told from them."""
