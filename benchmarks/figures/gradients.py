@@ -1,6 +1,7 @@
 """The mean length of gradients by epoch, which goes to zero as the error does (Shrivastava et al. 2017, first figures).
 
 python benchmarks/figures/gradients.py           # runs in virtual time, and draws
+python benchmarks/figures/gradients.py --missing # runs what is not in the results yet
 python benchmarks/figures/gradients.py --draw    # draws what was run
 """
 
@@ -22,14 +23,15 @@ ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "gradients.json"
 EPOCHS, WORKERS = 20, 4
 STRATEGIES = {
-    "one worker": (1, None),
-    "synchronous": (WORKERS, tw.Synchronous()),
-    "parameter table, delayed": (WORKERS, tw.ParameterTable(ahead=1)),
-    "relay": (WORKERS, tw.Relay()),
+    "one worker": (1, None, 0.02),
+    "synchronous": (WORKERS, tw.Synchronous(), 0.02),
+    "relay": (WORKERS, tw.Relay(), 0.02),
+    "parameter table, delayed": (WORKERS, tw.ParameterTable(ahead=1), 0.02),
+    "parameter table, delayed, a quarter of the rate": (WORKERS, tw.ParameterTable(ahead=1), 0.005),
 }
 
 
-def trained(workers: int, strategy: tw.Strategy | None) -> list[dict[str, float]]:
+def trained(workers: int, strategy: tw.Strategy | None, rate: float) -> list[dict[str, float]]:
     """By epoch, the mean over workers of the length of gradients, and of the training loss."""
     told: dict[int, list[EpochEnded]] = defaultdict(list)
 
@@ -41,7 +43,7 @@ def trained(workers: int, strategy: tw.Strategy | None) -> list[dict[str, float]
         "cnn8",
         "digits",
         inputs=["pixels"],
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=rate, momentum=0.9),
         strategy=strategy,
         cluster=tw.Simulated(workers=workers, step_s=0.05, link="1gbit"),
         epochs=EPOCHS,
@@ -78,6 +80,7 @@ def draw(found: dict[str, list[dict[str, float]]]) -> None:
 
 if __name__ == "__main__":
     if "--draw" not in sys.argv:
-        curves = {name: trained(*each) for name, each in STRATEGIES.items()}
+        known = json.loads(RESULT.read_text())["curves"] if "--missing" in sys.argv else {}
+        curves = {name: known.get(name) or trained(*each) for name, each in STRATEGIES.items()}
         RESULT.write_text(json.dumps({"epochs": EPOCHS, "workers": WORKERS, "curves": curves}, indent=1) + "\n")
     draw(json.loads(RESULT.read_text())["curves"])
