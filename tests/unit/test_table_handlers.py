@@ -221,3 +221,49 @@ def test_handlers_of_ones_own_serve_a_run(own: bool) -> None:
     other = tw.fit("cnn8", "digits", strategy=tw.ParameterTable(consistency="strict"), **given)
     pairs = list(zip(one.model.parameters(), other.model.parameters(), strict=True))
     assert all(torch.equal(a, b) for a, b in pairs) == own
+
+
+def test_attached_modules_of_several_threads_are_one_worker_with_all_rows() -> None:
+    found = table("strict", workers=3)
+
+    def train(worker: int) -> None:
+        module = network()
+        found.delegate(worker).attach(module)
+        x, y = rows(worker)
+        for _ in range(4):
+            nn.functional.cross_entropy(module(x), y).backward()  # type: ignore[no-untyped-call]
+
+    threads = [threading.Thread(target=train, args=(worker,)) for worker in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for name, value in alone(4, 3).items():
+        torch.testing.assert_close(read(found)[name], value, atol=1e-6, rtol=0)
+
+
+def test_a_layer_waits_for_its_own_parameters_only_right_before_its_forward_pass() -> None:
+    """While the last layer's update of another worker is missing, the first layer has computed already."""
+    found = table("strict")
+    module, other = network(), found.delegate(1)
+    found.delegate(0).attach(module)
+    x, y = rows(0)
+    nn.functional.cross_entropy(module(x), y).backward()  # type: ignore[no-untyped-call]
+    first, last = threading.Event(), threading.Event()
+    module[0].register_forward_hook(lambda *_: first.set())
+    module[2].register_forward_hook(lambda *_: last.set())
+    for name in ("0.weight", "0.bias"):
+        other.update(name, None)
+    computing = threading.Thread(target=module, args=(x,))
+    computing.start()
+    assert first.wait(60)
+    assert not last.is_set()
+    for name in ("2.weight", "2.bias"):
+        other.update(name, None)
+    computing.join()
+    assert last.is_set()
+
+
+def test_a_module_of_other_parameters_cannot_be_attached() -> None:
+    with pytest.raises(ConfigError, match=r"Linear has not the table's parameters: '0.bias' is in one of them only"):
+        table("strict").delegate(0).attach(nn.Linear(6, 5))

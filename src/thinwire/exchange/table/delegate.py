@@ -188,3 +188,44 @@ class Delegate:
         for name in reversed(self._table.names):  # the gradients of the last layers are there first
             self.update(name, found.get(name))
             self.get(name)
+
+    def attach(self, module: nn.Module, weight: float = 1.0) -> None:
+        """Has a module train with the table: nothing but forward and backward is left to call.
+
+        Each layer collects its own parameters right before its own forward pass, so that the exchange of the last
+        layers hides behind the computing of the first. Each gradient is sent as soon as backward has made it, and the
+        parameter is asked for at once.
+
+        Args:
+            module: of the same parameters as the table's; they are overwritten.
+            weight: how much this worker's gradients count in a mean.
+        """
+        named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        if set(named) != set(self._table.names):
+            apart = sorted(set(named) ^ set(self._table.names))
+            raise ConfigError(
+                f"{type(module).__name__} has not the table's parameters: {apart[0]!r} is in one of them only; attach "
+                "a module like the one that the table was made of"
+            )
+        for prefix, layer in module.named_modules():
+            own = [f"{prefix}.{name}" if prefix else name for name, _ in layer.named_parameters(recurse=False)]
+            own = [name for name in own if name in named]
+            if own:
+                layer.register_forward_pre_hook(lambda *_, own=own: self._fill(own, named))
+        for name, parameter in named.items():
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                lambda made, name=name: self._send(name, made, weight)
+            )
+            self.get(name)
+
+    def _fill(self, names: list[str], named: dict[str, nn.Parameter]) -> None:
+        for name in names:
+            if name in self._asked:
+                value = self.collect(name)
+                with torch.no_grad():
+                    named[name].copy_(value)
+
+    def _send(self, name: str, parameter: Tensor, weight: float) -> None:
+        self.update(name, parameter.grad, weight)
+        parameter.grad = None
+        self.get(name)
