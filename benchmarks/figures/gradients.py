@@ -8,6 +8,7 @@ python benchmarks/figures/gradients.py --draw    # draws what was run
 import json
 import sys
 from collections import defaultdict
+from datetime import datetime, timezone
 from pathlib import Path
 
 import matplotlib
@@ -82,5 +83,8 @@ if __name__ == "__main__":
     if "--draw" not in sys.argv:
         known = json.loads(RESULT.read_text())["curves"] if "--missing" in sys.argv else {}
         curves = {name: known.get(name) or trained(*each) for name, each in STRATEGIES.items()}
-        RESULT.write_text(json.dumps({"epochs": EPOCHS, "workers": WORKERS, "curves": curves}, indent=1) + "\n")
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        RESULT.write_text(
+            json.dumps({"date": now, "epochs": EPOCHS, "workers": WORKERS, "curves": curves}, indent=1) + "\n"
+        )
     draw(json.loads(RESULT.read_text())["curves"])
