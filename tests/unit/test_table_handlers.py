@@ -179,6 +179,18 @@ def test_a_checkpoint_is_gone_back_to_with_the_optimizer_s_state() -> None:
     assert all(torch.equal(read(found)[name], after[name]) for name in after)
 
 
+def test_a_checkpoint_of_all_parameters_holds_whatever_their_versions() -> None:
+    found = table("eventual", workers=1)
+    one = found.delegate(0)
+    one.update("0.bias", torch.ones(5))
+    one.checkpoint()
+    kept = read(found)
+    one.update("0.bias", torch.ones(5))
+    one.update("2.bias", torch.ones(3))
+    assert found.restore() == 0
+    assert all(torch.equal(read(found)[name], kept[name]) for name in kept)
+
+
 def test_a_bound_on_staleness_is_a_handler_too() -> None:
     found = table(Eventual(staleness=1))
     one = found.delegate(0)

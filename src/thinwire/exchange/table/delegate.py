@@ -18,6 +18,9 @@ from thinwire.parameters import FlatParameters, Fragment
 from thinwire.rules.table import last_complete
 from thinwire.strategies import ParameterTable
 
+MOST_KEPT = 4
+"""Versions of a parameter: fewer updates than between two checkpoints lie between any two parameters."""
+
 
 class Table:
     """Parameters by name on a server that all workers of this process share; the server of `ParameterTable` itself.
@@ -41,6 +44,8 @@ class Table:
         self._server = Server(self._joint, layout, self._log)
         self._server.books = {key: Book() for key in range(len(pieces))}
         self._every, self._kept = asked.log_period(workers), {key: dict[int, Any]() for key in range(len(pieces))}
+        self._whole: dict[int, Any] = {}
+        """The newest checkpoint of all parameters together."""
         self.changed = threading.Condition(threading.RLock())
         self._here = set(range(workers))
         self._group_of = asked.group_of
@@ -59,16 +64,24 @@ class Table:
             self._count()
             self.changed.notify_all()
 
+    def checkpoint(self) -> None:
+        """Keeps all parameters as they are now, whatever their versions."""
+        with self.changed:
+            self._whole = {key: self._server.tree(key) for key in self._server.books}
+
     def restore(self) -> int:
-        """Goes back to the newest checkpoint that all parameters have; returns its version."""
+        """Goes back to the newest checkpoint that all parameters have; returns its version, the oldest of theirs."""
         with self.changed:
             found = last_complete([{(0, version) for version in kept} for kept in self._kept.values()])
-            if found is None:
+            trees = {} if found is None else {key: kept[found[1]] for key, kept in self._kept.items()}
+            if self._whole and (found is None or _version(self._whole) >= found[1]):
+                trees = self._whole
+            if not trees:
                 raise ConfigError("the table has no checkpoint of all parameters; call checkpoint() before restore()")
-            for key, kept in self._kept.items():
-                self._server.put(key, kept[found[1]])
+            for key, tree in trees.items():
+                self._server.put(key, tree)
             self.changed.notify_all()
-            return found[1]
+            return _version(trees)
 
     # -- for delegates ----------------------------------------------------------------------------------------------
 
@@ -115,6 +128,12 @@ class Table:
         held = Held(self._server, key, book)
         if always or self._server.handlers.checkpoint_now(held, self._every):
             self._kept[key][book.version] = self._server.tree(key, book)
+            for version in sorted(self._kept[key])[:-MOST_KEPT]:
+                del self._kept[key][version]
+
+
+def _version(trees: dict[int, Any]) -> int:
+    return min(int(tree["version"]) for tree in trees.values())
 
 
 class Delegate:
@@ -176,9 +195,11 @@ class Delegate:
 
     def checkpoint(self, key: str | None = None) -> None:
         """Keeps a parameter as it is now, or all of them; `Table.restore` goes back to what all have."""
+        if key is None:
+            self._table.checkpoint()
+            return
         with self._table.changed:
-            for name in self._table.names if key is None else (key,):
-                self._table.tuple(name).checkpoint()
+            self._table.tuple(key).checkpoint()
 
     def step(self, gradients: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
         """One step in SINGA's order: collects every parameter, computes, updates, and asks for the next step's."""
