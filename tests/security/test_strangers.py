@@ -113,7 +113,7 @@ def run(callbacks: list[Any], **more: Any) -> tw.Result:
     ("placement", "expected"),
     [
         pytest.param(tw.Whole(), 3, id="a mesh"),
-        pytest.param(tw.TensorParallel(group_size=2), 5, id="a group", marks=pytest.mark.long),
+        pytest.param(tw.TensorParallel(group_size=2), 6, id="a group over gloo", marks=pytest.mark.long),
     ],
 )
 def test_a_run_besieged_at_every_port_comes_to_what_it_comes_to_alone(

@@ -27,7 +27,7 @@ from thinwire.exchange.peer import Identity, Peer, TreeCodec
 from thinwire.exchange.signals import CutOffError, LeftError
 from thinwire.exchange.spark.rounds import SparkMesh
 from thinwire.exchange.table.table import Table
-from thinwire.placement import Crew, GroupReplica, Pipeline, Placement, Whole, between_processes, part_of
+from thinwire.placement import Crew, GroupReplica, Placement, Whole, between_processes, part_of
 from thinwire.protocol.clock import REAL, Time
 from thinwire.protocol.forms import header_of
 from thinwire.protocol.handshake import hello
@@ -260,10 +260,7 @@ def _part(job: Job, spec: TrainSpec, worker: int, attempt: int, link: Link, batc
         )
     size, host = job.placement.size, urlsplit(link.address).hostname or "127.0.0.1"
     assert job.crew is not None  # `thinwire.run.checks` has refused the placement otherwise
-    staged = isinstance(job.placement, Pipeline)  # its world is torch's own, which has no keys
-    sealed = getattr(job.wire, "keys", None) is not None and not staged
-    more = {"wire": job.wire} if sealed else {}
-    crew, examples = job.crew(worker, attempt, size, host, **more), list(first.inputs)
+    crew, examples = job.crew(worker, attempt, size, host), list(first.inputs)
     return job.part(job.placement, job.model, spec, worker, crew=crew, examples=examples, rows=job.batch_size)
 
 
