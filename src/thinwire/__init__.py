@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from thinwire.coordinator.stopping import EarlyStopping
     from thinwire.data.tables import TableEncoder
     from thinwire.data.tokens import Collate, Tokenize
+    from thinwire.exchange.table.delegate import Table
     from thinwire.placement.kinds import Pipeline, Planned, TensorParallel, Whole
     from thinwire.protocol.deadlines import Deadlines
     from thinwire.replicas import Algorithm, BackPropagation, ConjugateGradient, ContrastiveDivergence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         SparkNet,
         Strategy,
         Synchronous,
+        TableHandlers,
     )
     from thinwire.version import __version__
 
@@ -60,7 +62,9 @@ _HOMES = {
     "SparkNet": "thinwire.strategies",
     "Strategy": "thinwire.strategies",
     "Synchronous": "thinwire.strategies",
+    "Table": "thinwire.exchange.table.delegate",
     "TableEncoder": "thinwire.data.tables",
+    "TableHandlers": "thinwire.strategies",
     "Tokenize": "thinwire.data.tokens",
     "TensorParallel": "thinwire.placement.kinds",
     "Whole": "thinwire.placement.kinds",
@@ -99,7 +103,9 @@ __all__ = [
     "SparkNet",
     "Strategy",
     "Synchronous",
+    "Table",
     "TableEncoder",
+    "TableHandlers",
     "TensorParallel",
     "Tokenize",
     "Whole",

@@ -188,6 +188,8 @@ class Progressed(Event):
     """In which a round was under way."""
     evaluated_s: float = 0.0
     """Between steps, evaluating."""
+    gradient_norm: float | None = None
+    """Mean length of the gradients of one step in ten since the worker's last such event."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +200,8 @@ class EpochEnded(Event):
     epoch: int
     rows: int
     loss: float | None
+    gradient_norm: float | None = None
+    """Mean length of the gradients of one step in ten of the epoch, the first among them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,7 +75,7 @@ class ExchangeSection:
 @dataclass(frozen=True, kw_only=True)
 class PlacementSection:
     kind: str = "whole"
-    group_size: int | None = None
+    group_size: int | str | None = None
     memory_gb: float | int | None = None
     link_gbit: float | int | None = None
     latency_ms: float | int | None = None

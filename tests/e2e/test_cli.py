@@ -142,6 +142,30 @@ def test_a_plan_is_printed_layer_by_layer(capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(capsys.readouterr().out)["group"] > 1
 
 
+def test_a_plan_chooses_the_size_of_groups_and_shows_connection_layers(capsys: pytest.CaptureFixture[str]) -> None:
+    changes = ["--set", "model.zoo=alexnet", "--input", "3x227x227", "--gflops", "500", "--link", "100mbit"]
+    changes += ["--set", "strategy.name=synchronous"]
+    assert main(["plan", DIGITS, "--workers", "8", "--group", "auto", "--json", *changes]) == 0
+    found = json.loads(capsys.readouterr().out)
+    totals = {each["group"]: each["total_s"] for each in found["sizes"]}
+    assert set(totals) == {1, 2, 4, 8}
+    assert found["group"] == min(totals, key=totals.__getitem__) > 1
+    for each in found["sizes"]:
+        assert each["total_s"] == pytest.approx(each["compute_s"] + each["within_s"] + each["between_s"])
+    borders = found["connections"]
+    assert borders
+    assert {each["after"] for each in borders} | {each["before"] for each in borders} <= {
+        layer["name"] for layer in found["layers"]
+    }
+    assert sum(each["sent_bytes"] for each in borders) <= found["totals"]["sent_bytes"]
+    assert main(["plan", DIGITS, "--workers", "8", "--group", "auto", *changes]) == 0
+    out = capsys.readouterr().out
+    for word in ("between groups", "connection layers", "all-gather"):
+        assert word in out
+    assert main(["plan", DIGITS, "--workers", "8", "--group", "many", *changes]) == 2
+    assert "--group 'many'" in capsys.readouterr().err
+
+
 def test_a_plan_takes_the_shape_of_the_recipe_s_own_data(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", DIGITS, "--workers", "4", "--link", "100mbit", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

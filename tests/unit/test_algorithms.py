@@ -58,7 +58,18 @@ def test_with_many_gibbs_steps_the_gradient_is_that_of_the_likelihood() -> None:
     assert (estimated - machine.weight.grad).abs().max() < 0.02
 
 
-@pytest.mark.parametrize("machine", [RBM(6, 4), RBM(6, 4, gaussian=True), DBM(6, 5, 4), DBN((6, 5, 4))])
+@pytest.mark.parametrize(
+    "machine",
+    [
+        RBM(6, 4),
+        RBM(6, 4, gaussian=True),
+        DBM(6, 5, 4),
+        DBN((6, 5, 4)),
+        DBM(6, 4),
+        DBM(6, 5, 4, 3),
+        DBM((6, 5, 4, 3, 2), pretrain=True),
+    ],
+)
 def test_every_energy_model_contrasts_and_sees(machine: EnergyModel) -> None:
     rows = torch.rand(8, 2, 3)
     for stage in range(machine.stages):
@@ -70,6 +81,105 @@ def test_every_energy_model_contrasts_and_sees(machine: EnergyModel) -> None:
         assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in machine.parameters())
     seen = machine(rows)
     assert reconstruction_error(seen).shape == free_energy_gap(seen).shape == (8,)
+
+
+def _deep(*sizes: int, spread: float = 1.0, **given: Any) -> DBM:
+    torch.manual_seed(1)
+    machine = DBM(*sizes, **given)
+    with torch.no_grad():
+        for parameter in machine.parameters():
+            parameter.normal_(0, spread)
+    return machine
+
+
+@pytest.mark.parametrize("sizes", [(3, 2), (3, 2, 2), (3, 2, 2, 2), (2, 2, 2, 2, 2)])
+def test_samples_of_a_deep_machine_are_distributed_as_its_energy_says(sizes: tuple[int, ...]) -> None:
+    machine = _deep(*sizes)
+    states = _all_states(sum(sizes))
+    layers = torch.split(states, list(sizes), 1)
+    by_hand = -sum(
+        (low[:, None, :] * weight[None] * high[:, :, None]).sum((1, 2))
+        for weight, low, high in zip(machine.weights, layers[:-1], layers[1:], strict=True)
+    ) - sum((layer * bias).sum(1) for layer, bias in zip(layers, machine.biases, strict=True))
+    energy = machine.energy(*layers)
+    torch.testing.assert_close(energy, by_hand)
+    likely = torch.softmax(-energy, 0) @ states
+    begin = [torch.zeros(20_000, size) for size in sizes]
+    made = torch.cat(machine.gibbs(begin, 60), 1)
+    assert (made.mean(0) - likely).abs().max() < 0.02
+
+
+def test_a_machine_of_one_hidden_layer_follows_the_likelihood_s_gradient() -> None:
+    machine = _deep(4, 3, spread=0.5)
+    rows = torch.tensor([[1.0, 0, 1, 0]])
+    found = machine.contrast([rows.repeat(20_000, 1)], stage=0, k=30, chain=None)
+    (found.positive - found.negative).backward()  # type: ignore[no-untyped-call]
+    estimated = [p.grad.clone() for p in machine.parameters() if p.grad is not None]
+    machine.zero_grad()
+    hidden = _all_states(3)
+
+    def free(row: Tensor) -> Tensor:
+        return -torch.logsumexp(-machine.energy(row.expand(8, -1), hidden), 0)
+
+    every = torch.stack([free(row) for row in _all_states(4)])
+    (free(rows[0]) + torch.logsumexp(-every, 0)).backward()  # type: ignore[no-untyped-call]
+    for one, parameter in zip(estimated, machine.parameters(), strict=True):
+        assert parameter.grad is not None
+        assert (one - parameter.grad).abs().max() < 0.02
+
+
+def test_pretraining_learns_layers_one_by_one_and_then_all_together() -> None:
+    machine = _deep(6, 5, 4, 3, spread=0.1, pretrain=True)
+    assert machine.stages == 4
+    spec = TrainSpec(
+        loss=reconstruction_error,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+        algorithm=tw.ContrastiveDivergence(stage_steps=2, persistent=True),
+    )
+    replica = TorchReplica(machine, spec)
+    batch = SimpleNamespace(inputs=(torch.rand(8, 6),), label=None, weight=None)
+    moved = []
+    for _ in range(8):
+        before = [weight.detach().clone() for weight in machine.weights]
+        replica.gradient(batch)
+        replica.update()
+        moved.append([not torch.equal(a, b) for a, b in zip(before, machine.weights, strict=True)])
+    each = [[number == stage for number in range(3)] for stage in range(3)]
+    assert moved == [row for row in (*each, [True] * 3) for _ in range(2)]
+
+
+def test_a_deep_machine_of_three_layers_learns_digits_layer_by_layer_and_then_as_one() -> None:
+    result = tw.fit(
+        lambda: DBM(64, 48, 32, 16, pretrain=True),
+        "digits",
+        inputs=["pixels"],
+        algorithm=tw.ContrastiveDivergence(k=2, persistent=True, stage_steps=100),
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.5),
+        scheduler=lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1.0 if step < 300 else 0.1),
+        scheduler_every="step",
+        strategy=tw.SparkNet(period=10),
+        cluster=tw.Simulated(workers=2, step_s=0.01),
+        steps=400,
+        batch_size=20,
+        validation=0.1,
+        progress=False,
+    )
+    gaps = [row["val_free_energy_gap"] for row in result.history]
+    alone = max(number for number, row in enumerate(result.history) if row["steps"] <= 300)
+    assert gaps[0] > -0.2
+    assert gaps[-1] < gaps[alone] < -0.4
+    assert result.history[-1]["val_loss"] < result.history[alone]["val_loss"] < result.history[0]["val_loss"]
+    assert isinstance(result.model, DBM)
+    assert result.model.network(10)(torch.rand(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_a_machine_without_hidden_units_is_refused() -> None:
+    for sizes in ((64,), (64, 0)):
+        with pytest.raises(ConfigError, match=r"is no machine: give the numbers of a row and the units"):
+            DBM(*sizes)
+    batch = SimpleNamespace(inputs=(torch.rand(2, 3),), label=None, weight=None)
+    with pytest.raises(ConfigError, match="has 4 stages; say how long"):
+        tw.ContrastiveDivergence().loss(DBM(3, 2, 2, 2, pretrain=True), batch, Objective("mse"), {"steps": 0})
 
 
 def test_a_stage_moves_only_its_own_machine() -> None:

@@ -106,7 +106,9 @@ def _plan(plan: argparse.ArgumentParser) -> None:
     plan.add_argument("--link", default="1gbit", metavar="RATE", help="of every worker, both ways (1gbit)")
     plan.add_argument("--latency", type=float, default=0.1, metavar="MS", help="of one message (0.1)")
     plan.add_argument(
-        "--group", type=int, metavar="M", help="workers of a replica; the fewest it fits into unless given"
+        "--group",
+        metavar="M",
+        help="workers of a replica; the fewest it fits into unless given, 'auto' for the size whose step is shortest",
     )
     plan.add_argument("--memory", metavar="SIZE", help="of each worker, such as 8gb; no limit unless given")
     plan.add_argument("--profile", action="store_true", help="time the layers here instead; the network is made for it")

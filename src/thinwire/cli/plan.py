@@ -8,7 +8,6 @@ import math
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,10 +22,14 @@ from thinwire.cli.gains import Given, gains, given, sentences
 from thinwire.cli.wiring import BATCH_SIZE, model_name, table_of
 from thinwire.errors import ConfigError
 from thinwire.models import model_by_name
-from thinwire.planning import Graph, Machine, Plan, graph_on, plan, profiled
+from thinwire.planning import Graph, Machine, Plan, graph_on, plan, profiled, sizes_of
+from thinwire.planning.profile import measured_flops
 from thinwire.rules.period import balanced_period
 from thinwire.rules.placement import Wire, best_group
 from thinwire.rules.speedup import busy_share, naive_speedup
+from thinwire.run.arguments import checked
+from thinwire.run.sizing import between_of
+from thinwire.strategies import Relay
 from thinwire.units import SIZES, quantity, rate_bytes
 
 Row = tuple[tuple[int, ...], torch.dtype]
@@ -44,22 +47,61 @@ def show_plan(options: argparse.Namespace) -> int:
     with torch.device("meta"):  # the network without memory for its parameters
         network = factory()
     graph = graph_on(network, [torch.empty(2, *shape, dtype=dtype, device="meta") for shape, dtype in rows])
-    workers = options.workers
+    workers, group = options.workers, _group(options.group)
     if options.profile:
-        graph = _profiled(factory, graph, rows, batch, options.group or workers)
+        graph = _profiled(factory, graph, rows, batch, workers if group in (None, "auto") else int(group))
     memory = None if options.memory is None else quantity("--memory", options.memory, SIZES)
     wire = Wire(options.latency / 1e3, rate_bytes(options.link, "--link"))
-    machine = Machine(options.gflops * 1e9 if options.gflops else _measured_flops(), memory, wire)
-    found = _fitting(graph, workers, batch, machine, options.group)
+    machine = Machine(options.gflops * 1e9 if options.gflops else measured_flops(), memory, wire)
+    sizes: list[Plan] = []
+    if group == "auto":
+        between = between_of(checked({"strategy": chosen.strategy}).get("strategy") or Relay())
+        sizes = sizes_of(graph, workers, batch, machine=machine, between=between)
+        found = min(sizes, key=lambda each: each.total_s)
+    else:
+        found = _fitting(graph, workers, batch, machine, group)
     advice = _advice(graph, found, workers, batch, machine, measured)
     told = gains(measured, workers)
     if options.json:
-        print(json.dumps(_plain(found, advice) | ({"speedup": told} if told else {})))
+        print(
+            json.dumps(
+                _plain(found, advice) | {"sizes": [_size(each) for each in sizes]} | ({"speedup": told} if told else {})
+            )
+        )
     else:
+        _print_sizes(sizes, found)
         _print(found, advice, workers, options.link)
         for line in sentences(told, workers):
             Console().print(line, highlight=False)
     return 0
+
+
+def _group(given: str | None) -> Any:
+    """Workers of a replica: a number, "auto", or None where nothing was said."""
+    if given is None or given == "auto":
+        return given
+    if not given.lstrip("-").isdigit():
+        raise ConfigError(f"--group {given!r} is not a count; use 1 or more, or 'auto'")
+    return int(given)
+
+
+def _size(each: Plan) -> dict[str, float]:
+    named = {"compute_s": each.compute_s, "within_s": each.exchange_s, "between_s": each.between_s}
+    return {"group": each.group, **named, "total_s": each.total_s, "memory_bytes": each.memory_bytes}
+
+
+def _print_sizes(sizes: Sequence[Plan], best: Plan) -> None:
+    """What a step takes in groups of each size, the best one marked."""
+    if not sizes:
+        return
+    table = Table(title="a step in groups of each size: the shortest is taken", title_justify="left")
+    for name in ("group", "computing", "within groups", "between groups", "all", "memory"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each in sizes:
+        times = [_ms(seconds) for seconds in (each.compute_s, each.exchange_s, each.between_s, each.total_s)]
+        memory = f"{each.memory_bytes / 2**30:.2f} GiB"
+        table.add_row(str(each.group), *times, memory, style="bold" if each.group == best.group else None)
+    Console().print(table)
 
 
 def _fitting(graph: Graph, workers: int, batch: int, machine: Machine, group: int | None) -> Plan:
@@ -129,6 +171,7 @@ def _print(found: Plan, advice: dict[str, Any], workers: int, link: str) -> None
     totals = ["all", "", "", _count(parameters), _count(features), _mb(found.sent_bytes), _ms(found.exchange_s)]
     table.add_row(*totals, _ms(found.compute_s), style="bold")
     console.print(table)
+    _print_connections(console, found)
     console.print(f"memory of a worker: {found.memory_bytes / 2**30:.2f} GiB", highlight=False)
     for name, (step_s, sent, memory) in found.alternatives.items():
         console.print(
@@ -139,6 +182,21 @@ def _print(found: Plan, advice: dict[str, Any], workers: int, link: str) -> None
         console.print(f"{name}: does not fit, it needs {memory / 2**30:.2f} GiB", highlight=False)
     for line in _sentences(found, advice):
         console.print(line, highlight=False)
+
+
+def _print_connections(console: Console, found: Plan) -> None:
+    """The layers that the planner puts at borders; their bytes and seconds are in the rows of the layers after them."""
+    if not found.connections:
+        return
+    table = Table(title="connection layers, counted with the layer after each", title_justify="left")
+    for name in ("after", "before", "from", "to", "what"):
+        table.add_column(name)
+    for name in ("sent", "exchange"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each, cost, seconds in found.connections:
+        ends = [found.placed[place].layer.name for place in (each.source, each.target)]
+        table.add_row(*ends, each.before, each.after, each.what, _mb(cost.sent_bytes), _ms(seconds))
+    console.print(table)
 
 
 def _sentences(found: Plan, advice: dict[str, Any]) -> list[str]:
@@ -180,13 +238,25 @@ def _plain(found: Plan, advice: dict[str, Any]) -> dict[str, Any]:
         }
         for part in found.placed
     ]
+    borders = [
+        {
+            "after": found.placed[each.source].layer.name,
+            "before": found.placed[each.target].layer.name,
+            "from": each.before,
+            "to": each.after,
+            "what": each.what,
+            "sent_bytes": cost.sent_bytes,
+            "exchange_s": seconds,
+        }
+        for each, cost, seconds in found.connections
+    ]
     names = ("sent_bytes", "exchange_s", "compute_s", "step_s", "memory_bytes")
     totals = {name: getattr(found, name) for name in names}
     others = {
         name: dict(zip(("step_s", "sent_bytes", "memory_bytes"), each, strict=True))
         for name, each in found.alternatives.items()
     }
-    whole = {"group": found.group, "layers": layers, "totals": totals, "alternatives": others}
+    whole = {"group": found.group, "layers": layers, "connections": borders, "totals": totals, "alternatives": others}
     return whole | {"too_large": dict(found.too_large)} | advice
 
 
@@ -222,21 +292,6 @@ def _network(chosen: recipes.Recipe, given: str | None) -> tuple[Callable[[], nn
     factory = model_by_name(table.model) if isinstance(table.model, str) else table.model
     rows = first_rows(chosen, table.inputs, table.transform).values()
     return factory, [(tuple(x.shape[1:]), x.dtype) for x in rows], batch
-
-
-def _measured_flops() -> float:
-    """What this machine computes in a second, on one thread, from a product of matrices."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        one = torch.randn(768, 768)
-        one @ one
-        began = time.perf_counter()
-        for _ in range(10):
-            one @ one
-        return 10 * 2 * 768**3 / (time.perf_counter() - began)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _steps(count: int) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from thinwire.coordinator.ports import Workforce
-from thinwire.data import ShardFiles, Source, open_source, select, split
+from thinwire.data import Deformed, ShardFiles, Source, open_source, select, split
 from thinwire.data.feeds import Beside, Feed, Fetched, Server, Wanted
 from thinwire.placement import Crew, GroupReplica
 from thinwire.protocol.clock import Time
@@ -15,6 +15,7 @@ from thinwire.protocol.deadlines import Deadlines
 from thinwire.protocol.observation import Observer
 from thinwire.replicas import TorchReplica
 from thinwire.replicas.labels import Labels
+from thinwire.rules import placement
 from thinwire.transport.ports import Hub, Wire
 
 
@@ -78,6 +79,20 @@ class Cluster(Protocol):
         """The place itself, as it is now, for this data."""
 
 
+def unmeasured(parameters: int) -> float | None:
+    """Nothing is known of a step."""
+    return None
+
+
+class Expected(NamedTuple):
+    """What a site knows of its links and steps before a run."""
+
+    wire: placement.Wire | None = None
+    """The link between two workers; None where it is not measured."""
+    step_s: Callable[[int], float | None] = unmeasured
+    """Seconds of a worker's step of a network with so many parameters."""
+
+
 class Site(Protocol):
     """Where workers run."""
 
@@ -111,6 +126,9 @@ class Site(Protocol):
     @property
     def in_process(self) -> bool:
         """Whether workers are threads of this process."""
+
+    def expect(self) -> Expected:
+        """What is known here of links and steps, told or measured now."""
 
     def deadlines(self, given: Deadlines | None) -> Deadlines:
         """How long to wait for workers here, unless said."""
@@ -159,6 +177,8 @@ class DriverData:
         self._source: Source = open_source(data)
         share = validation is None or isinstance(validation, float | int)
         self._held = validation if share else open_source(validation)
+        if not share and isinstance(self._source, Deformed):
+            self._source, self._held = self._source.with_validation(self._held)
         self._workers, self._shared_disk = workers, shared_disk
         self.names: list[str] = list(self._source.schema.names)
         self.transform = self._source.transform

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from thinwire.cluster.base import Dealt, DriverData, Entry, sockets
+from thinwire.cluster.base import Dealt, DriverData, Entry, Expected, sockets
 from thinwire.cluster.fork_server import shared
+from thinwire.cluster.loopback import loopback
 from thinwire.cluster.shipping import packed
 from thinwire.coordinator.ports import Exit
 from thinwire.errors import ConfigError
@@ -65,6 +66,9 @@ class Local:
     @property
     def in_process(self) -> bool:
         return not self.processes
+
+    def expect(self) -> Expected:
+        return Expected(loopback())
 
     def deadlines(self, given: Deadlines | None) -> Deadlines:
         return given or Deadlines()

@@ -23,7 +23,7 @@ from typing import Any
 
 import cloudpickle
 
-from thinwire.cluster.base import Dealt, DriverData, Entry, sockets
+from thinwire.cluster.base import Dealt, DriverData, Entry, Expected, sockets
 from thinwire.cluster.frames import FrameData, framed, is_frame
 from thinwire.cluster.local import Local, LocalWorkforce
 from thinwire.cluster.preflight import examine
@@ -121,6 +121,10 @@ class SparkSite:
             deals = True if is_rdd(data) and self.cluster.repartition == "auto" else self.cluster.repartition
             return FrameData(framed(data), framed(validation), self.workers, deals)
         return DriverData(data, validation, self.workers, shared_disk=False)
+
+    def expect(self) -> Expected:
+        """Nothing is measured: it would take a job."""
+        return Expected()
 
     def wire(self) -> tuple[Hub, Wire]:
         return sockets(self.host, None)

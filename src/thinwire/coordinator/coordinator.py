@@ -11,7 +11,9 @@ from thinwire import events
 from thinwire.coordinator import failures
 from thinwire.coordinator.attendance import Attendance
 from thinwire.coordinator.ending import Ending
+from thinwire.coordinator.member import Seat
 from thinwire.coordinator.membership import Decision, JointModelLost, Lost, Membership, Stalled
+from thinwire.coordinator.model_chunks import ShownModels
 from thinwire.coordinator.outcome import Outcome, Policy
 from thinwire.coordinator.ports import Commit, Workforce
 from thinwire.coordinator.publications import Publications
@@ -48,11 +50,13 @@ class Coordinator:
         meta: Callable[[], dict[str, Any]] = dict,
         resumed: dict[str, Any] | None = None,
         serve: Callable[[int, str, int], tuple[bytes, int]] | None = None,
+        show: Callable[[int, Any], bool] | None = None,
         time: Time = REAL,
         observe: Observer = unobserved,
     ) -> None:
         self._hub, self._workforce, self._policy, self._time = hub, workforce, policy, time
-        self._emit_to, self._serve = emit, serve
+        self._emit_to, self._serve, self._show = emit, serve, show
+        self._shown = ShownModels(policy.group_size)
         self.membership = Membership(policy.workers, policy.deadlines, policy.helpers, policy.group_size, observe)
         self.outcome, self.records = Outcome(), Records(self._emit)
         self._slots = Slots(self.membership)
@@ -160,11 +164,9 @@ class Coordinator:
             case messages.Happened():
                 self._on_event(body)
             case messages.Failed():
-                if body.kind == "DivergedError":
-                    self.publications.stop()
-                event, error = failures.failure(seat, body, self.outcome)
-                self._emit(event)
-                raise error
+                self._on_failed(seat, body)
+            case messages.Shown():
+                self._on_shown(worker, body, message.payload)
             case messages.Result():
                 self._on_result(worker, body, message.payload)
 
@@ -214,6 +216,21 @@ class Coordinator:
             whose = self.membership.seats.get(int(fields["worker"]))
             fields["host"] = "" if whose is None else whose.host
         self._emit(self.outcome.heed(happened.type(**fields)))
+
+    def _on_failed(self, seat: Seat, failed: messages.Failed) -> None:
+        if failed.kind == "DivergedError":
+            self.publications.stop()
+        event, error = failures.failure(seat, failed, self.outcome)
+        self._emit(event)
+        raise error
+
+    def _on_shown(self, worker: int, shown: messages.Shown, payload: memoryview | None) -> None:
+        if payload is None or self._show is None or shown.part >= self._policy.group_size:
+            self._refuse(worker, header_of(shown))
+            return
+        whole = self._shown.take(shown, payload)
+        if whole is not None and self._show(shown.number, whole):
+            self._ask_to_stop("a callback asked for it", early=True)
 
     def _on_result(self, worker: int, result: messages.Result, payload: memoryview | None) -> None:
         if payload is None or result.part >= self._policy.group_size or not self._ending.begun:

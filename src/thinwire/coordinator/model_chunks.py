@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from thinwire.protocol.messages import Result
+from thinwire.protocol.messages import ModelPiece, Shown
+
+MOST_SHOWN = 4
+"""Evaluations whose models may be on their way at once: a worker that was lost never sends the rest of one."""
 
 
 class ModelChunks:
@@ -15,7 +18,7 @@ class ModelChunks:
         self.results: dict[int, dict[int, bytes]] = {}
         """By part and number, the chunks that are whole."""
 
-    def take(self, result: Result, payload: memoryview) -> bool:
+    def take(self, result: ModelPiece, payload: memoryview) -> bool:
         """A piece of a part that there is; whether all is there now. What was whole stays as it is."""
         if self.whole:
             return True
@@ -34,3 +37,25 @@ class ModelChunks:
     def whole(self) -> bool:
         """Whether all is there."""
         return len(self._done) == self._parts
+
+
+class ShownModels:
+    """Takes in the joint models of evaluations, by their numbers."""
+
+    def __init__(self, parts: int) -> None:
+        self._parts = parts
+        self._coming: dict[int, ModelChunks] = {}
+        self._newest = 0
+
+    def take(self, shown: Shown, payload: memoryview) -> dict[int, dict[int, bytes]] | None:
+        """The model, once its last piece has come; pieces of one that is older than the last whole one are dropped."""
+        if shown.number <= self._newest:
+            return None
+        chunks = self._coming.setdefault(shown.number, ModelChunks(self._parts))
+        while len(self._coming) > MOST_SHOWN:
+            del self._coming[min(self._coming)]
+        if not chunks.take(shown, payload):
+            return None
+        self._newest = shown.number
+        self._coming = {number: held for number, held in self._coming.items() if number > shown.number}
+        return chunks.results

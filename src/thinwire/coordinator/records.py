@@ -79,6 +79,7 @@ class Records:
                 waited_s=float(progress.get("waited_s", 0.0)),
                 exchanged_s=float(progress.get("exchanged_s", 0.0)),
                 evaluated_s=float(progress.get("evaluated_s", 0.0)),
+                gradient_norm=progress.get("gradient_norm"),
             )
         )
 
@@ -91,7 +92,8 @@ class Records:
             self._losses[worker] = (float(loss), rows)
         if loss is not None:
             self._latest[worker] = (float(loss), rows)
-        self._emit(events.EpochEnded(worker=worker, attempt=ended.attempt, epoch=epoch, rows=rows, loss=loss))
+        told: dict[str, Any] = {"epoch": epoch, "rows": rows, "loss": loss, "gradient_norm": ended.gradient_norm}
+        self._emit(events.EpochEnded(worker=worker, attempt=ended.attempt, **told))
         return _mean(self._losses.values())
 
     def train_loss(self, workers: Iterable[int]) -> float | None:

@@ -1,5 +1,6 @@
 """Rows for training: sources of data, shards on disk, samplers and loaders of batches."""
 
+from thinwire.data.deformed import Deformed
 from thinwire.data.loader import Batch, Loader
 from thinwire.data.mean import mean_image
 from thinwire.data.pictures import Pictures
@@ -10,6 +11,7 @@ from thinwire.data.split import ShardFiles, split
 
 __all__ = [
     "Batch",
+    "Deformed",
     "Loader",
     "Pictures",
     "Position",

@@ -146,7 +146,11 @@ class _Plain:
 
 
 def _named_or_files(text: str) -> Source:
-    body, split = _without_split(text)
+    body, split, rows = _without_options(text)
+    if rows is not None:
+        from thinwire.data.deformed import Deformed
+
+        return Deformed(body if split is None else f"{body}?split={split}", rows=rows)
     name, colon, folder = body.partition(":")
     if name in builtin.NAMES and (colon or name == "digits" or not os.path.exists(body)):
         return TableSource(*builtin.load_named(name, folder, split or "train"))
@@ -162,16 +166,30 @@ def _named_or_files(text: str) -> Source:
     return open_files([body])
 
 
-def _without_split(text: str) -> tuple[str, str | None]:
+def _without_options(text: str) -> tuple[str, str | None, int | None]:
     """'mnist:DIR?split=test' as 'mnist:DIR' and 'test'; a question mark in a glob stays where it is."""
-    found = re.fullmatch(r"(.*)\?([a-z]+)=(\w*)", text)
+    found = re.fullmatch(r"(.*?)\?((?:[a-z]+=\w*)(?:&[a-z]+=\w*)*)", text)
     if found is None:
-        return text, None
-    body, key, value = found.groups()
-    if key != "split" or value not in ("train", "test"):
-        wrong = f"{value!r}. {nearest(value, ('train', 'test'))}" if key == "split" else f"an option {key!r}."
-        raise DataError(f"{text!r} asks for {wrong} Only ?split=train and ?split=test are allowed. Write one of them.")
-    return body, value
+        return text, None, None
+    body, options = found.groups()
+    split, rows = None, None
+    for option in options.split("&"):
+        key, _, value = option.partition("=")
+        if key == "split" and value in ("train", "test"):
+            split = value
+        elif key == "rows" and value.isdigit() and int(value) > 0:
+            rows = int(value)
+        else:
+            wrong = f"an option {key!r}."
+            if key == "split":
+                wrong = f"{value!r}. {nearest(value, ('train', 'test'))}"
+            elif key == "rows":
+                wrong = f"{value!r} rows."
+            raise DataError(
+                f"{text!r} asks for {wrong} Only ?split=train and ?split=test are allowed, and ?rows=1000000 for as "
+                "many deformed images. Write one of them."
+            )
+    return body, split, rows
 
 
 def _is_path(text: str) -> bool:

@@ -212,81 +212,147 @@ class DBN(EnergyModel):
 
 
 class DBM(EnergyModel):
-    """A deep Boltzmann machine of two hidden layers (Salakhutdinov and Hinton 2009), binary throughout.
+    """A deep Boltzmann machine of any depth (Salakhutdinov and Hinton 2009), binary throughout.
+
+    ::
+
+        E(h_0 … h_L) = − Σ_l a_l·h_l − Σ_l h_l·W_l·h_{l−1}          h_0 the rows
 
     Rows' hidden units are found by mean-field steps; made-up rows go on from chain to chain.
 
     Args:
-        visible: numbers of a row.
-        first: units of the first hidden layer.
-        second: units of the second.
+        visible: numbers of a row; or all sizes in one sequence, as of a DBN.
+        hidden: units of every hidden layer, one or more.
         steps: mean-field steps.
+        pretrain: whether layers are learnt one after the other first, as machines of their own: a stage for each, and
+            one for all together. `ContrastiveDivergence(stage_steps=…)` says how long each is learnt.
     """
 
-    def __init__(self, visible: int, first: int, second: int, *, steps: int = 10) -> None:
+    def __init__(self, visible: int | Sequence[int], *hidden: int, steps: int = 10, pretrain: bool = False) -> None:
         super().__init__()
-        self.steps = steps
-        self.lower = nn.Parameter(torch.randn(first, visible) * 0.01)
-        self.upper = nn.Parameter(torch.randn(second, first) * 0.01)
-        self.visible_bias = nn.Parameter(torch.zeros(visible))
-        self.first_bias = nn.Parameter(torch.zeros(first))
-        self.second_bias = nn.Parameter(torch.zeros(second))
+        sizes = (visible, *hidden) if isinstance(visible, int) else (*visible, *hidden)
+        if len(sizes) < 2 or any(size < 1 for size in sizes):
+            raise ConfigError(
+                f"DBM{sizes} is no machine: give the numbers of a row and the units of one hidden layer or more, as in "
+                "DBM(64, 64, 32)"
+            )
+        self.steps, self.sizes = steps, tuple(sizes)
+        self.weights = nn.ParameterList(torch.randn(high, low) * 0.01 for low, high in itertools.pairwise(self.sizes))
+        self.biases = nn.ParameterList(torch.zeros(size) for size in self.sizes)
+        self.stages = len(self.weights) + 1 if pretrain and len(self.weights) > 1 else 1
+
+    def _drive(self, layer: int, units: Sequence[Tensor]) -> Tensor:
+        """What a layer is driven by, from the layers below and above it."""
+        found: Tensor = self.biases[layer].expand(len(units[0]), -1)
+        if layer:
+            found = found + F.linear(units[layer - 1], self.weights[layer - 1])
+        if layer + 1 < len(self.sizes):
+            found = found + F.linear(units[layer + 1], self.weights[layer].t())
+        return found
+
+    def _upward(self, rows: Tensor, top: int) -> list[Tensor]:
+        """Rows and the hidden layers up to one, each from the layer below as if the layer above said the same."""
+        units = [rows]
+        for layer in range(1, top + 1):
+            twice = 2.0 if layer + 1 < len(self.sizes) else 1.0
+            units.append(torch.sigmoid(twice * F.linear(units[-1], self.weights[layer - 1]) + self.biases[layer]))
+        return units
 
     @torch.no_grad()
-    def mean_field(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """How likely both layers' units are on, given rows."""
-        from_below = F.linear(rows, self.lower)
-        first = torch.sigmoid(2 * from_below + self.first_bias)  # as if the layer above said the same
-        second = torch.sigmoid(F.linear(first, self.upper) + self.second_bias)
+    def mean_field(self, rows: Tensor) -> list[Tensor]:
+        """How likely the units of all hidden layers are on, given rows."""
+        units = self._upward(rows, len(self.weights))
         for _ in range(self.steps):
-            first = torch.sigmoid(from_below + F.linear(second, self.upper.t()) + self.first_bias)
-            second = torch.sigmoid(F.linear(first, self.upper) + self.second_bias)
-        return first, second
+            for layer in range(1, len(self.sizes)):
+                units[layer] = torch.sigmoid(self._drive(layer, units))
+        return units[1:]
 
-    def energy(self, rows: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        return -(
-            rows @ self.visible_bias
-            + first @ self.first_bias
-            + second @ self.second_bias
-            + (F.linear(rows, self.lower) * first).sum(1)
-            + (F.linear(first, self.upper) * second).sum(1)
-        )
+    def energy(self, rows: Tensor, *hidden: Tensor) -> Tensor:
+        """Of rows with their hidden units, layer by layer."""
+        units = (rows, *hidden)
+        found = sum((each @ bias for each, bias in zip(units, self.biases, strict=True)), rows.new_zeros(len(rows)))
+        for weight, (low, high) in zip(self.weights, itertools.pairwise(units), strict=True):
+            found = found + (F.linear(low, weight) * high).sum(1)
+        return -found
 
     @torch.no_grad()
-    def gibbs(self, rows: Tensor, second: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-        first = rows.new_zeros(len(rows), self.lower.shape[0])
+    def gibbs(self, units: Sequence[Tensor], k: int) -> list[Tensor]:
+        """All layers after k steps: the odd ones given the even ones, and then the even ones given those."""
+        made, count = list(units), len(self.sizes)
         for _ in range(k):
-            drive = F.linear(rows, self.lower) + F.linear(second, self.upper.t()) + self.first_bias
-            first = torch.bernoulli(torch.sigmoid(drive))
-            second = torch.bernoulli(torch.sigmoid(F.linear(first, self.upper) + self.second_bias))
-            rows = torch.bernoulli(torch.sigmoid(F.linear(first, self.lower.t()) + self.visible_bias))
-        return rows, first, second
+            for layer in (*range(1, count, 2), *range(2, count, 2), 0):
+                made[layer] = torch.bernoulli(torch.sigmoid(self._drive(layer, made)))
+        return made
 
     def contrast(self, inputs: Sequence[Tensor], *, stage: int, k: int, chain: Tensor | None) -> Contrast:
         rows = _flat(inputs[0])
-        first, second = self.mean_field(rows)
-        size = rows.shape[1]
-        begin = torch.cat([torch.bernoulli(rows.clamp(0, 1)), torch.bernoulli(second)], 1) if chain is None else chain
-        made, made_first, made_second = self.gibbs(begin[:, :size], begin[:, size:], k)
+        if stage + 1 < self.stages:
+            return self._alone(rows, stage, k, chain)
+        hidden = self.mean_field(rows)
+        even = [size if number % 2 == 0 else 0 for number, size in enumerate(self.sizes)]
+        if chain is None:
+            units = [torch.bernoulli(each.clamp(0, 1)) for each in (rows, *hidden)]
+        else:
+            pieces = iter(torch.split(chain, [size for size in even if size], 1))
+            units = [
+                next(pieces) if kept else chain.new_zeros(len(chain), size)
+                for kept, size in zip(even, self.sizes, strict=True)
+            ]
+        made = self.gibbs(units, k)
         with torch.no_grad():
-            again = torch.sigmoid(F.linear(first, self.lower.t()) + self.visible_bias)
-            error = (rows - again).square().mean()
-        positive = self.energy(rows, first, second).mean()
-        negative = self.energy(made, made_first, made_second).mean()
-        return Contrast(positive, negative, torch.cat([made, made_second], 1), error)
+            error = (rows - self._again(hidden[0])).square().mean()
+        return Contrast(self.energy(rows, *hidden).mean(), self.energy(*made).mean(), torch.cat(made[::2], 1), error)
+
+    def _alone(self, rows: Tensor, stage: int, k: int, chain: Tensor | None) -> Contrast:
+        """One layer learnt as a machine of its own, before all are learnt together.
+
+        In the whole machine an inner layer is driven from below and from above. Alone, it counts what comes from its
+        one side twice: upwards in all layers but the last, downwards in all but the first.
+        """
+        weight, low_bias, high_bias = self.weights[stage], self.biases[stage], self.biases[stage + 1]
+        up = 2.0 if stage + 1 < len(self.weights) else 1.0
+        down = 2.0 if stage else 1.0
+        with torch.no_grad():
+            low = self._upward(rows, stage)[-1]
+            high = torch.sigmoid(up * F.linear(low, weight) + high_bias)
+            made = low if chain is None else chain
+            for _ in range(k):
+                above = torch.bernoulli(torch.sigmoid(up * F.linear(made, weight) + high_bias))
+                likely = torch.sigmoid(down * F.linear(above, weight.t()) + low_bias)
+                made = torch.bernoulli(likely) if k > 1 else likely
+            made_high = torch.sigmoid(up * F.linear(made, weight) + high_bias)
+            error = (low - torch.sigmoid(down * F.linear(high, weight.t()) + low_bias)).square().mean()
+
+        def energy(one: Tensor, other: Tensor) -> Tensor:
+            found: Tensor = one @ low_bias + other @ high_bias + (F.linear(one, weight) * other).sum(1)
+            return -found.mean()
+
+        return Contrast(energy(low, high), energy(made, made_high), made, error)
+
+    def _again(self, first: Tensor) -> Tensor:
+        found: Tensor = torch.sigmoid(F.linear(first, self.weights[0].t()) + self.biases[0])
+        return found
 
     def forward(self, *inputs: Tensor) -> Seen:
         rows = _flat(inputs[0])
-        first, second = self.mean_field(rows)
-        again = torch.sigmoid(F.linear(first, self.lower.t()) + self.visible_bias)
-        other = _shuffled(rows)
-        return Seen(rows, again, self._bound(rows, first, second), self._bound(other, *self.mean_field(other)))
+        hidden, other = self.mean_field(rows), _shuffled(rows)
+        return Seen(rows, self._again(hidden[0]), self._bound(rows, hidden), self._bound(other, self.mean_field(other)))
 
-    def _bound(self, rows: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    def _bound(self, rows: Tensor, hidden: Sequence[Tensor]) -> Tensor:
         """The variational free energy: what mean field makes of it."""
-        return self.energy(rows, first, second) - sum(
-            (_entropy(units) for units in (first, second)), rows.new_zeros(())
-        )
+        return self.energy(rows, *hidden) - sum((_entropy(units) for units in hidden), rows.new_zeros(()))
+
+    def network(self, classes: int) -> nn.Sequential:
+        """A feed-forward network that begins with these weights, and a new layer of classes."""
+        layers: list[nn.Module] = [nn.Flatten()]
+        for number, weight in enumerate(self.weights):
+            layer = nn.Linear(weight.shape[1], weight.shape[0])
+            twice = 2.0 if number + 1 < len(self.weights) else 1.0
+            with torch.no_grad():
+                layer.weight.copy_(twice * weight)
+                layer.bias.copy_(self.biases[number + 1])
+            layers += [layer, nn.Sigmoid()]
+        return nn.Sequential(*layers, nn.Linear(self.sizes[-1], classes))
 
 
 def _entropy(units: Tensor) -> Tensor:

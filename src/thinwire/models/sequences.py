@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -26,7 +27,9 @@ class PeepholeLSTM(nn.Module):
     """
 
     as_one_layer: ClassVar[bool] = True
-    """A plan and a placement call it and do not look into it."""
+    """A plan and a placement call it and do not look into it; how it is shared out, it says itself."""
+    _gather: Callable[[Tensor, int], Tensor] | None = None
+    """Where a group has shared out the units: what brings the other workers'."""
 
     def __init__(self, inputs: int, hidden: int) -> None:
         super().__init__()
@@ -41,11 +44,14 @@ class PeepholeLSTM(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Outputs (N, T, hidden) of inputs (N, T, inputs); where the mask (N, T) is 0 the state stays as it was."""
         added = self.input(x)
-        hidden = cell = x.new_zeros(x.shape[0], self.hidden)
+        seen = x.new_zeros(x.shape[0], self.hidden)
+        hidden = cell = x.new_zeros(x.shape[0], self.peepholes.shape[1])
         into, keep, out = self.peepholes
-        found = []
+        found: list[Tensor] = []
         for step in range(x.shape[1]):
-            gates = added[:, step] + self.recurrent(hidden)
+            if found:  # a step needs all units' outputs of the step before
+                seen = hidden if self._gather is None else self._gather(hidden, 1)
+            gates = added[:, step] + self.recurrent(seen)
             i, f, new, o = gates.chunk(4, 1)
             fresh = torch.sigmoid(f + keep * cell) * cell + torch.sigmoid(i + into * cell) * torch.tanh(new)
             shown = torch.sigmoid(o + out * fresh) * torch.tanh(fresh)
@@ -55,6 +61,24 @@ class PeepholeLSTM(nn.Module):
             hidden, cell = shown, fresh
             found.append(hidden)
         return torch.stack(found, 1)
+
+    def partition(self, start: int, stop: int) -> dict[str, tuple[int, list[tuple[int, int]]]]:
+        """The share of each tensor that belongs to some of the units: their rows of all four gates."""
+        gates = [(gate * self.hidden + start, gate * self.hidden + stop) for gate in range(4)]
+        return {
+            "input.weight": (0, gates),
+            "input.bias": (0, gates),
+            "recurrent.weight": (0, gates),
+            "peepholes": (1, [(start, stop)]),
+        }
+
+    def after_partition(self, share: Any) -> None:
+        """Has the other workers' outputs brought at each step; `share` is a `thinwire.planning.Share`."""
+        self._gather = share.gather
+
+    def gathered(self, shape: tuple[int, ...]) -> tuple[float, int]:
+        """For an output of a shape: floats of a row that all workers are brought while it is computed, and gathers."""
+        return float((shape[1] - 1) * self.hidden), shape[1] - 1
 
 
 class Recurrent(nn.Module):

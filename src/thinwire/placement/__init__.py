@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -31,9 +32,13 @@ __all__ = [
 ]
 
 
-def between_processes(worker: int, attempt: int, size: int, host: str) -> Crew:
-    """The end of a worker's group in its own process, reached at a host."""
-    return Crew(worker % size, size, host)
+def between_processes(worker: int, attempt: int, size: int, host: str, *, wire: Any = None) -> Crew:
+    """The end of a worker's group in its own process: with the keys of the run's wire, or else by gloo at a host."""
+    if wire is None:
+        return Crew(worker % size, size, host)
+    from thinwire.placement.sealed import Sealed  # only here: simulations need no sockets
+
+    return Crew(worker % size, size, carrier=Sealed(worker % size, size, wire, worker, attempt))
 
 
 def part_of(

@@ -15,11 +15,12 @@ from thinwire.errors import ConfigError
 from thinwire.placement.crew import Crew, bounds
 from thinwire.placement.deferred import kept_generators, network_of
 from thinwire.placement.kinds import Pipeline, Placement
-from thinwire.placement.layers import Recurrent, Rowwise, clone, shares
+from thinwire.placement.layers import Partitioned, Recurrent, Rowwise, Share, clone, shares
 from thinwire.placement.moves import Move, Shape
 from thinwire.placement.portions import Portion, whole
 from thinwire.planning.graph import RECURRENT, Graph, Layer
-from thinwire.planning.planner import WAYS, turns
+from thinwire.planning.partition import Partitionable, is_partitionable, partition_of
+from thinwire.planning.planner import WAYS, Connection, connections
 from thinwire.planning.tracing import traced_of
 from thinwire.replicas.calls import takes_names
 
@@ -48,6 +49,9 @@ class _Builder:
         self._sources: dict[int, list[int]] = {}
         for before, after in graph.edges:
             self._sources.setdefault(after, []).append(before)
+        self._connections: dict[tuple[int, int], list[Connection]] = {}
+        for each in connections(graph, ways):
+            self._connections.setdefault((each.source, each.target), []).append(each)
         self._off = off
         self._root: dict[str, Any] = {}
         self._made: dict[int, Any] = {}
@@ -88,7 +92,7 @@ class _Builder:
         if source is None or source == place:
             return value
         first, second = self._graph.layers[source], self._graph.layers[place]
-        for given, wanted in turns(first, second, self._ways[source], self._ways[place]):
+        for _, _, given, wanted in self._connections.get((source, place), ()):
             name = f"{before.name}_for_{second.node}_{given}"
             self._root[name] = Move(self._crew, self._shape(first, second, given, wanted), given, wanted)
             value = found.call_module(name, (value,))
@@ -123,6 +127,9 @@ class _Builder:
             self._root[target] = self._copied(module, target)
             return
         out = self._borders(layer)
+        if is_partitionable(module):
+            self._root[target] = self._by_itself(module, target, Shape(layer.batch_dim, layer.feature_dim or 0, out))
+            return
         if way == "row":
             borders = self._entering(self._graph.layers[self._sources[place][0]], layer)
         else:
@@ -137,20 +144,36 @@ class _Builder:
         else:
             self._root[target] = made
 
-    def _shared(self, module: nn.Module, path: str, own: dict[str, tuple[int, Any]]) -> nn.Module:
-        """A layer with this member's share of its tensors."""
+    def _by_itself(self, module: nn.Module, path: str, shape: Shape) -> nn.Module:
+        """A layer of someone's own, with the share of its tensors that it asks for."""
+        assert isinstance(module, Partitionable)
+        start, stop = shape.borders[self._crew.part : self._crew.part + 2]
+        found = self._shared(module, path, partition_of(module, start, stop))
+        return Partitioned(found, self._crew, shape)
+
+    def _shared(self, module: nn.Module, path: str, own: dict[str, Share], within: str = "") -> nn.Module:
+        """A layer with this member's share of its tensors, and those of the layers in it."""
         found = _loosened(module)
         for name, tensor in _tensors(module):
             full = f"{path}.{name}"
-            if name in own:
-                dim, ranges = own[name]
-                portion = Portion(full, tuple(tensor.shape), dim, ranges)
-                made = _like(tensor, portion.take(self._value(tensor)))
-                self._shares.append((portion, made))
+            if within + name in own:
+                dim, ranges = own[within + name]
+                made = self._cut(tensor, Portion(full, tuple(tensor.shape), dim, ranges))
             else:
                 made = self._copy(tensor, full)
             _set(found, name, made)
+        found._modules = {
+            name: None if each is None else self._shared(each, f"{path}.{name}", own, f"{within}{name}.")
+            for name, each in module._modules.items()
+        }
         return found
+
+    def _cut(self, tensor: Tensor, portion: Portion) -> Tensor:
+        if id(tensor) not in self._made:  # else it has two names in one layer
+            made = self._made[id(tensor)] = _like(tensor, portion.take(self._value(tensor)))
+            self._shares.append((portion, made))
+        known: Tensor = self._made[id(tensor)]
+        return known
 
     def _copied(self, module: nn.Module, path: str) -> nn.Module:
         """A layer with all of its tensors, and those of the layers in it."""
@@ -266,7 +289,7 @@ def refuse_unreadable(placement: Placement, model: nn.Module | Callable[[], nn.M
         seed: under which it is made.
         inputs: with how many inputs it is called.
     """
-    if placement.group_size == 1:
+    if not placement.shares:
         return
     with kept_generators():
         network, _ = network_of(model, seed)

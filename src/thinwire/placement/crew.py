@@ -88,7 +88,7 @@ class Crew:
         self._carrier: Carrier = Gloo(part, size, host, port) if carrier is None else carrier
         self.rows: list[int] = [1] * size
         """Of every member, in the pass that is under way."""
-        self.sent_bytes = 0
+        self.sent_bytes = self.sent_messages = 0
         self.formed: str | None = None
         """The name under which the members last met."""
         self._tag = 0
@@ -116,6 +116,13 @@ class Crew:
         """Lets go of the other members."""
         self.formed = None
         self._carrier.leave()
+
+    def close(self) -> None:
+        """Lets go of the other members for good."""
+        self.disband()
+        close = getattr(self._carrier, "close", None)
+        if close is not None:
+            close()
 
     @contextlib.contextmanager
     def together(self, *, among_others: bool = False) -> Iterator[None]:
@@ -157,6 +164,7 @@ class Crew:
                     works.append(self._carrier.receive(came[before], before, self._tag))
                 if given[after].numel():
                     works.append(self._carrier.send(given[after], after, self._tag))
+                    self.sent_messages += 1
             self.sent_bytes += given[after].numel() * given[after].element_size()
         pending = Pending(self, works, given, came)
         if device.type == "cpu":
@@ -173,6 +181,7 @@ class Crew:
             return Pending(self, [], None, [mine])
         sent, came = mine.repeat(self.size), torch.empty(len(mine) * self.size, dtype=torch.float64)
         self.sent_bytes += (self.size - 1) * mine.numel() * mine.element_size()
+        self.sent_messages += self.size - 1
         with self.together():
             work = self._carrier.swap(came, sent)
         return Pending(self, [work], sent, list(came.view(self.size, -1)))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from thinwire.errors import ConfigError
 from thinwire.placement.crew import Crew
-from thinwire.placement.moves import Move, Shape
+from thinwire.placement.moves import Move, Shape, Total
+from thinwire.planning import partition
 from thinwire.planning.graph import RECURRENT
+from thinwire.planning.partition import Partitionable
 
 GATES = {"LSTM": 4, "GRU": 3}
 Share = tuple[int, tuple[tuple[int, int], ...]]
@@ -115,3 +119,30 @@ class Recurrent(nn.Module):
             return (1 - keep) * new + keep * own, cell
         active = torch.tanh if self._kind == "RNN_TANH" else torch.relu
         return active(given + kept), cell
+
+
+class Partitioned(nn.Module):
+    """A layer of someone's own of which each member has some of the outputs."""
+
+    def __init__(self, inner: nn.Module, crew: Crew, shape: Shape) -> None:
+        super().__init__()
+        self.inner = inner
+        start, stop = shape.borders[crew.part : crew.part + 2]
+        self._dim, self._width = shape.feature_dim, stop - start
+
+        def gather(x: Tensor, dim: int = -1) -> Tensor:
+            found: Tensor = Move(crew, Shape(0, dim % x.dim(), shape.borders), "features", "full")(x)
+            return found
+
+        assert isinstance(inner, Partitionable)
+        units, total = shape.borders[-1], Total(crew)
+        inner.after_partition(partition.Share(start, stop, units, crew.part, crew.size, gather, total))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        found: Tensor = self.inner(*args, **kwargs)
+        if found.shape[self._dim] != self._width:
+            raise ConfigError(
+                f"{type(self.inner).__name__} gives {found.shape[self._dim]} outputs in dimension {self._dim} where "
+                f"{self._width} of them are this worker's; have `partition` and `after_partition` give it those alone"
+            )
+        return found

@@ -111,3 +111,29 @@ class Move(nn.Module):
 
     def extra_repr(self) -> str:
         return " to ".join(self._ways)
+
+
+class _Totalled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, crew: Crew) -> Tensor:
+        ctx.crew = crew
+        return _total(crew, x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return _total(ctx.crew, gradients[0]), None
+
+
+def _total(crew: Crew, x: Tensor) -> Tensor:
+    return added(crew.hand([x.contiguous()] * crew.size, [x.shape] * crew.size))
+
+
+class Total:
+    """The sum of a tensor over the members, which all of them have; and of its gradients."""
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+
+    def __call__(self, x: Tensor) -> Tensor:
+        found: Tensor = _Totalled.apply(x, self._crew)  # type: ignore[no-untyped-call]
+        return found

@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from thinwire.errors import ConfigError
+from thinwire.planning.partition import is_partitionable
 from thinwire.planning.tracing import OnNothing, first_tensor, traced_of, without_memory
 
 Kind = Literal["input", "split", "channels", "rows"]
@@ -250,7 +251,11 @@ class _Walker(OnNothing):
             for place in sources:  # whoever else reads what it writes must see it: nothing may be moved before it
                 self.seen.layers[place] = replace(self.seen.layers[place], pinned=True)
             return layer
-        if shared or not moves or len(moves) > 1 or (module is not None and not _is_plain(module)):
+        if shared or not moves or len(moves) > 1:
+            return layer
+        if module is not None and is_partitionable(module) and n.name in self.seen.sorts:
+            return _by_itself(layer, module, found)
+        if module is not None and not _is_plain(module):
             return layer
         if module is not None:
             layer = _split(layer, n, module, found, before)
@@ -310,6 +315,22 @@ def _split(layer: Layer, n: fx.Node, module: nn.Module, found: Tensor, before: S
     units = wide // source.grain if alike and source is not None else wide
     return replace(layer, kind="split", outputs=outputs, feature_dim=dim, wanted_dim=dim, width=outputs,
                    units_in=units, whole=bias)  # fmt: skip
+
+
+def _by_itself(layer: Layer, module: nn.Module, found: Tensor) -> Layer:
+    """A layer of someone's own that says how its outputs are shared out."""
+    asked = getattr(module, "partition_dim", -1)
+    if not -found.dim() <= asked < found.dim() or asked % found.dim() == layer.batch_dim:
+        raise ConfigError(
+            f"{type(module).__name__}.partition_dim = {asked}: its output {tuple(found.shape)} has rows in dimension "
+            f"{layer.batch_dim}; name another dimension of it"
+        )
+    dim = asked % found.dim()
+    told: Any = getattr(module, "gathered", None)
+    sent = told(tuple(found.shape)) if callable(told) else (0.0, 0)
+    units = found.shape[dim]
+    return replace(layer, kind="split", outputs=units, feature_dim=dim, width=units, units_in=0,
+                   gathered=(float(sent[0]), int(sent[1])))  # fmt: skip
 
 
 def _alike(layer: Layer, n: fx.Node, module: nn.Module | None, found: Tensor, before: Sequence[Layer]) -> Layer:

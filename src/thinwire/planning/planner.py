@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -45,6 +45,31 @@ class Machine:
     """Floats of optimizer state for each parameter."""
 
 
+class Connection(NamedTuple):
+    """A layer at a border: it brings activations from how one layer leaves them to how another needs them."""
+
+    source: int
+    """The layer before it, by its place in the graph."""
+    target: int
+    before: Way
+    """How activations lie on the group when they come in."""
+    after: Way
+    """How they lie when they go out."""
+
+    @property
+    def what(self) -> str:
+        """What it does on the way forward, and with gradients on the way back."""
+        return OPERATIONS[self.before, self.after]
+
+
+OPERATIONS: dict[tuple[Way, Way], str] = {
+    ("rows", "full"): "all-gather, reduce-scatter back",
+    ("features", "full"): "all-gather, reduce-scatter back",
+    ("rows", "features"): "all-to-all, and back",
+    ("features", "rows"): "all-to-all, and back",
+}
+
+
 class Placed(NamedTuple):
     """A layer and what became of it."""
 
@@ -56,6 +81,9 @@ class Placed(NamedTuple):
     """Communication."""
     compute_s: float
     memory_bytes: float
+
+
+Planner = Callable[[Graph, int, int, "Machine"], "Plan"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +99,12 @@ class Plan:
     """Seconds of a step, bytes and memory of a worker, of the usual placements that fit into its memory."""
     too_large: Mapping[str, float] = field(default_factory=dict)
     """Bytes on a worker of the usual placements that do not fit."""
+    connections: tuple[tuple[Connection, Cost, float], ...] = ()
+    """The layers at borders, with what a worker sends for each and the seconds of that."""
+    between: Cost = NOTHING
+    """What a worker sends in a step to the workers of other replicas, where that was asked for."""
+    between_s: float = 0.0
+    """Seconds of a step in which it waits for them."""
 
     @property
     def sent_bytes(self) -> float:
@@ -86,8 +120,13 @@ class Plan:
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step, were nothing hidden behind anything."""
+        """Seconds of a step within a group, were nothing hidden behind anything."""
         return self.compute_s + self.exchange_s
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of a step, with what replicas exchange: computing, within the group, and between groups."""
+        return self.step_s + self.between_s
 
     @property
     def memory_bytes(self) -> float:
@@ -124,8 +163,22 @@ def border(source: Layer, target: Layer, given: str, wanted: str, group: int, ro
     """What a worker sends to bring a layer's output to where the next one needs it; an input has no gradient."""
     cost = NOTHING
     for before, after in turns(source, target, given, wanted):
-        cost = _both(cost, redistributed(before, after, source.features, rows, group))
+        cost = _both(cost, _turned(source, before, after, group, rows))
+    return cost
+
+
+def _turned(source: Layer, before: Way, after: Way, group: int, rows: int) -> Cost:
+    cost = redistributed(before, after, source.features, rows, group)
     return Cost(cost.sent_bytes / 2, cost.messages / 2) if source.kind == "input" else cost
+
+
+def connections(graph: Graph, ways: Sequence[str]) -> list[Connection]:
+    """The layers that stand at the borders of layers which are placed in these ways, in the order of the graph."""
+    return [
+        Connection(source, target, before, after)
+        for source, target in graph.edges
+        for before, after in turns(graph.layers[source], graph.layers[target], ways[source], ways[target])
+    ]
 
 
 def turns(source: Layer, target: Layer, given: str, wanted: str) -> list[tuple[Way, Way]]:
@@ -182,7 +235,7 @@ def plan(graph: Graph, group: int, rows: int, machine: Machine | None = None) ->
             f"one needs {least / 2**30:.2f} GiB; use a larger group, fewer rows a step, or more memory"
         )
     ways = [each[c] for each, c in zip(options, chosen, strict=True)]
-    best = Plan(_placed(graph, ways, group, rows, machine), group, rows, machine)
+    best = as_placed(graph, ways, group, rows, machine)
     fits: dict[str, tuple[float, float, float]] = {}
     too_large: dict[str, float] = {}
     for name in PURE if group > 1 else ():
@@ -196,12 +249,65 @@ def plan(graph: Graph, group: int, rows: int, machine: Machine | None = None) ->
     return replace(best, alternatives=fits, too_large=too_large)
 
 
+@dataclass(frozen=True)
+class Between:
+    """How often replicas exchange.
+
+    Args:
+        period: steps between two exchanges of a parameter.
+        waits: whether steps wait for an exchange; else only for what of it is longer than the steps between two.
+    """
+
+    period: float = 1.0
+    waits: bool = True
+
+
+def with_exchange(found: Plan, graph: Graph, workers: int, between: Between) -> Plan:
+    """The plan with what the replicas of all workers exchange: each member its part, with its lane."""
+    replicas = workers // found.group
+    if replicas == 1:
+        return found
+    whole = summed_gradients(graph.parameters / found.group, replicas)
+    cost = Cost(whole.sent_bytes / between.period, whole.messages / between.period)
+    seconds = found.machine.wire.seconds(*cost)
+    return replace(found, between=cost, between_s=seconds if between.waits else max(0.0, seconds - found.step_s))
+
+
+def sizes_of(
+    graph: Graph, workers: int, batch: int, *, machine: Machine, between: Between, planned: Planner | None = None
+) -> list[Plan]:
+    """A plan for each size that groups of these workers can have and a replica fits into, from the smallest on.
+
+    Every worker brings its batch, so a step takes the same rows in all: the plan with the least `total_s` is the best.
+
+    Args:
+        graph: the network.
+        workers: of the cluster.
+        batch: rows of a worker's step.
+        machine: what each worker is, and the link between them.
+        between: how often replicas exchange.
+        planned: what places layers in groups of a size; `plan` unless said.
+    """
+    found, refusal = [], None
+    for size in (size for size in range(1, workers + 1) if workers % size == 0):
+        try:
+            each = (planned or plan)(graph, size, batch * size, machine)
+        except ConfigError as error:
+            refusal = error
+            continue
+        if machine.memory_bytes is None or each.memory_bytes <= machine.memory_bytes:
+            found.append(with_exchange(each, graph, workers, between))
+    if not found and refusal is not None:
+        raise refusal
+    return found
+
+
 def pure(graph: Graph, name: str, group: int, rows: int, machine: Machine | None = None) -> Plan:
     """The plan that places every layer in the same way, as far as it can be."""
     machine = machine or Machine()
     options = [choices(layer, group) for layer in graph.layers]
     ways = [next((p for p in PURE[name] if p in each), each[0]) for each in options]
-    return Plan(_placed(graph, ways, group, rows, machine), group, rows, machine)
+    return as_placed(graph, ways, group, rows, machine)
 
 
 def _chosen(
@@ -232,16 +338,19 @@ def _chosen(
     return cheapest(costs, edges, memory, machine.memory_bytes)
 
 
-def _placed(graph: Graph, ways: list[str], group: int, rows: int, machine: Machine) -> tuple[Placed, ...]:
-    found = []
-    borders: list[list[Cost]] = [[] for _ in graph.layers]
-    for before, after in graph.edges:
-        borders[after].append(border(graph.layers[before], graph.layers[after], ways[before], ways[after], group, rows))
-    for layer, way, inwards in zip(graph.layers, ways, borders, strict=True):
-        parts = [cost_of(layer, way, group, rows), *inwards]
+def as_placed(graph: Graph, ways: Sequence[str], group: int, rows: int, machine: Machine) -> Plan:
+    """The plan in which layers are placed in these ways."""
+    found, borders = [], []
+    inwards: list[list[Cost]] = [[] for _ in graph.layers]
+    for each in connections(graph, ways):
+        cost = _turned(graph.layers[each.source], each.before, each.after, group, rows)
+        inwards[each.target].append(cost)
+        borders.append((each, cost, machine.wire.seconds(*cost)))
+    for layer, way, brought in zip(graph.layers, ways, inwards, strict=True):
+        parts = [cost_of(layer, way, group, rows), *brought]
         seconds = sum(machine.wire.seconds(*part) for part in parts)
         cost = Cost(sum(p.sent_bytes for p in parts), sum(p.messages for p in parts))
         compute_s = compute_of(layer, way, group, rows, machine)
         memory = memory_of(layer, way, group, rows, machine)
         found.append(Placed(layer, way, cost, seconds, compute_s, memory))
-    return tuple(found)
+    return Plan(tuple(found), group, rows, machine, connections=tuple(borders))

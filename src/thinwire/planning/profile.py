@@ -41,6 +41,21 @@ def profiled(graph: Graph, module: nn.Module, examples: Sequence[Tensor], group:
     return replace(graph, layers=layers)
 
 
+def measured_flops() -> float:
+    """What this machine computes in a second, on one thread, from a product of matrices."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        one = torch.randn(768, 768)
+        one @ one
+        began = time.perf_counter()
+        for _ in range(10):
+            one @ one
+        return 10 * 2 * 768**3 / (time.perf_counter() - began)
+    finally:
+        torch.set_num_threads(threads)
+
+
 class _Watch(fx.Interpreter):
     """Runs a network node by node, each one's backward pass right after it, and looks at the clock."""
 

@@ -105,6 +105,7 @@ _is_progress = form(
     waited_s=is_number,
     exchanged_s=is_number,
     evaluated_s=is_number,
+    gradient_norm=maybe(is_number),
     score=is_count,
     note=is_table,
 )
@@ -296,6 +297,8 @@ class Epoch:
     epoch: Annotated[int, Field("epoch", is_count)]
     rows: Rows
     loss: Annotated[float | None, Field("loss", maybe(is_number))]
+    gradient_norm: Annotated[float | None, Field("norm", maybe(is_number))] = None
+    """Mean length of the gradients that were looked at."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,10 +333,9 @@ class Failed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
-    """A piece of the model that a run gives back."""
+class ModelPiece:
+    """Where a piece of a model belongs: base of the messages that carry one."""
 
-    tag: ClassVar[str] = "result"
     attempt: Attempt
     part: Annotated[int, Field("part", is_count)]
     """The number of the worker in its group, whose part of the model this is."""
@@ -345,6 +347,21 @@ class Result:
     @property
     def is_possible(self) -> bool:
         return self.index < self.count <= MOST_PIECES and self.chunk < self.chunks <= MOST_PIECES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(ModelPiece):
+    """A piece of the model that a run gives back."""
+
+    tag: ClassVar[str] = "result"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown(ModelPiece):
+    """A piece of the joint model of an evaluation, for callbacks that are given it."""
+
+    tag: ClassVar[str] = "shown"
+    number: Annotated[int, Field("p", is_count)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -748,7 +765,7 @@ class SparkSum:
     dropped: Annotated[tuple[int, ...], Field("x", list_of(is_count), tuple, list)]
 
 
-_REPORTS = Evaluated, Caught, Saved, Finished, Agreed, Epoch, Happened, Failed, Result, Apart, Bye
+_REPORTS = Evaluated, Caught, Saved, Finished, Agreed, Epoch, Happened, Failed, Result, Shown, Apart, Bye
 _TABLE = Update, Reply, Get, Value, Move, Moved, Copy, Mark, Page, Have, Go, Noted, Idle
 TO_COORDINATOR = Kinds((Join, Fetch, Beat, Prepared, *_REPORTS))
 TO_WORKER = Kinds((Pong, Wait, Rejoin, Leave, Piece, Prepare, Commit, Verdict, Stop, Stand, Conclude, Done))

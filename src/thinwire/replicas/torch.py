@@ -263,6 +263,13 @@ class TorchReplica:
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
+    def gradient_norm(self) -> float:
+        """The length of the gradient as it is now."""
+        found = [p.grad for p in self.parameters.tensors if p.grad is not None]
+        if not found:
+            return 0.0
+        return float(torch.stack([torch.linalg.vector_norm(each.float()) for each in found]).norm())
+
     def clip(self) -> None:
         """Makes the gradients as short as they are to be at most."""
         if self.spec.clip_norm is not None:

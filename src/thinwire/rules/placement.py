@@ -16,6 +16,7 @@ back.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
 Way = Literal["rows", "features", "full"]
@@ -118,6 +119,87 @@ def backpropagation_messages(processes: int, layers: int, examples: int) -> floa
         return 0.0
     forward, backward = processes * math.log2(processes), 2 * (processes - 1)
     return 2 * (processes - 1) + examples * (layers - 2) * (forward + backward)
+
+
+class Traffic(NamedTuple):
+    """What all processes together send: messages, and units of data."""
+
+    messages: float
+    units: float
+
+    def seconds(self, latency_s: float, unit_s: float) -> float:
+        """Time on a network that carries one message at a time.
+
+        T = t_lat · messages + t_data · units
+
+        >>> Traffic(20.0, 1000.0).seconds(0.001, 1e-6)
+        0.021
+
+        Shrivastava et al. (2017), the equation of their cost analysis.
+        """
+        return latency_s * self.messages + unit_s * self.units
+
+    def __add__(self, other: Traffic) -> Traffic:  # type: ignore[override]
+        return Traffic(self.messages + other.messages, self.units + other.units)
+
+
+def hypercube_broadcast(processes: int, units: float) -> Traffic:
+    """All-to-all broadcast over a hypercube: p processes exchange what they have, of so many units in all.
+
+    p log₂ p messages;  (p − 1) · units, since every process comes to have what the others had
+
+    In step i, of log₂ p, partners swap all that they have by then: 2^(i−1) parts of p.
+
+    >>> hypercube_broadcast(4, 100.0)
+    Traffic(messages=8.0, units=300.0)
+
+    Shrivastava et al. (2017); Grama et al., *Introduction to Parallel Computing*, §4.2.
+    """
+    return Traffic(processes * math.log2(processes), (processes - 1) * units)
+
+
+def direct_broadcast(processes: int, units: float) -> Traffic:
+    """The same as thinwire does it: each process sends its part straight to each other, all links at once.
+
+    p (p − 1) messages, of which p − 1 leave a process;  (p − 1) · units
+
+    >>> direct_broadcast(4, 100.0)
+    Traffic(messages=12.0, units=300.0)
+    """
+    return Traffic(float(processes * (processes - 1)), (processes - 1) * units)
+
+
+def backpropagation_traffic(processes: int, neurons: Sequence[int], examples: int) -> dict[str, Traffic]:
+    """An epoch's traffic by its terms, when the neurons of each layer are dealt out to p processes.
+
+    Args:
+        processes: p, one of which is the master.
+        neurons: of every layer, the input's first and the output's last.
+        examples: m.
+
+    "data" is the input, whole to each slave, and each slave's part of the labels. For every example and hidden layer,
+    "forward" is an all-to-all broadcast of the outputs; "backward" is the error of the layer after it, whole from the
+    master to each slave, and each slave's part of the layer's own error back.
+
+    >>> each = backpropagation_traffic(4, [10, 8, 4], 1)
+    >>> each["data"], each["forward"], each["backward"]
+    (Traffic(messages=6.0, units=33.0), Traffic(messages=8.0, units=24.0), Traffic(messages=6.0, units=18.0))
+    >>> sum(t.messages for t in each.values()) == backpropagation_messages(4, 3, 1)
+    True
+
+    Shrivastava et al. (2017): messages as in their analysis, units from its description of what is sent.
+    """
+    nothing, others = Traffic(0.0, 0.0), processes - 1
+    if processes == 1:
+        return {"data": nothing, "forward": nothing, "backward": nothing}
+    data = Traffic(2.0 * others, examples * others * (neurons[0] + neurons[-1] / processes))
+    forward = backward = nothing
+    for layer in range(1, len(neurons) - 1):
+        once = hypercube_broadcast(processes, neurons[layer])
+        forward += Traffic(examples * once.messages, examples * once.units)
+        errors = others * (neurons[layer + 1] + neurons[layer] / processes)
+        backward += Traffic(examples * 2.0 * others, examples * errors)
+    return {"data": data, "forward": forward, "backward": backward}
 
 
 def summed_gradients(parameters: float, group: int) -> Cost:

@@ -16,19 +16,23 @@ from thinwire.data.feeds import Wanted
 from thinwire.errors import ConfigError, DataError
 from thinwire.models import ZOO
 from thinwire.models.boltzmann import free_energy_gap, reconstruction_error
-from thinwire.placement import Pipeline, Placement, Whole
+from thinwire.placement import Layered, Pipeline, Placement, Whole
 from thinwire.replicas import Algorithm, BackPropagation, ContrastiveDivergence, TrainSpec
 from thinwire.replicas.calls import takes_names
 from thinwire.replicas.labels import labels_of
 from thinwire.replicas.lightning import OwnOptimizer, TrainingStep, configured, is_at_hand, is_lightning, own_scheduler
 from thinwire.replicas.objectives import OWN, Metric, NamedOptimizer, NamedScheduler
 from thinwire.replicas.torch import build_module
+from thinwire.rules.placement import Wire
 from thinwire.run.arguments import RATE
 from thinwire.run.trial import Trial
 from thinwire.strategies import MPCA, Measured, Served, Strategy, name_of
 
 SHARES = ("accuracy", "auc", "average_precision", "f1")
 """Metrics from 0 to 1."""
+
+USUAL = Wire()
+"""The link that plans count with where nothing is said of it."""
 
 
 def carrier_for(asked: str, strategy: Strategy, where: Site) -> str:
@@ -56,11 +60,14 @@ def carrier_for(asked: str, strategy: Strategy, where: Site) -> str:
 def placement_for(given: Placement | None, strategy: Strategy, carrier: str, where: Site) -> Placement:
     """How replicas span workers; refuses what cannot be."""
     placement = Whole() if given is None else given
-    size = placement.group_size
-    if size == 1:
+    if not placement.shares or (placement.group_size == "auto" and where.workers == 1):
         return Whole()
-    if where.workers % size:
-        raise ConfigError(f"group_size = {size} does not divide {where.workers} workers; use one of its divisors")
+    if placement.group_size != "auto":
+        size = placement.size
+        if where.workers % size:
+            raise ConfigError(f"group_size = {size} does not divide {where.workers} workers; use one of its divisors")
+        if isinstance(placement, Layered):
+            placement = placement.settled(size, USUAL)
     if carrier == "spark":
         raise ConfigError(
             "placement needs workers that reach each other by ports; exchange='spark' is for those that do not"
@@ -78,7 +85,7 @@ def why_dense(strategy: Strategy, placement: Placement) -> str | None:
     """What makes the gradients of embeddings dense, in words; None where workers step along their own."""
     if strategy.subject == "gradients":
         return f"{name_of(strategy)} exchanges dense gradients"
-    if placement.group_size > 1:
+    if placement.shares:
         return f"{placement!r} spreads the model over workers"
     return "MPCA adds a pull to every gradient" if isinstance(strategy, MPCA) else None
 
@@ -156,9 +163,9 @@ def refuse_impossible(
     own = strategy.setting(Measured(1, 2, 0, None, None), None).codec
     if codec != "float32" and own is not None:
         warnings.warn(f"codec={codec!r} has no effect: {name_of(strategy)} packs in {own} itself", stacklevel=5)
-    if placement.group_size > 1 and not isinstance(spec.algorithm, BackPropagation):
+    if placement.shares and not isinstance(spec.algorithm, BackPropagation):
         raise ConfigError(f"a placement spreads back-propagation; {spec.algorithm.name} needs placement=tw.Whole()")
-    if placement.group_size > 1 and (spec.accumulate > 1 or spec.compile or spec.precision == "float16"):
+    if placement.shares and (spec.accumulate > 1 or spec.compile or spec.precision == "float16"):
         raise ConfigError(
             "a placement computes a step's rows at once, by its own network; leave accumulate at 1, compile at False, "
             "and precision at 'float32' or 'bfloat16', or use placement=tw.Whole()"

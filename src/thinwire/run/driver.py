@@ -23,6 +23,7 @@ from thinwire.coordinator.coordinator import Coordinator
 from thinwire.coordinator.outcome import Outcome, Policy
 from thinwire.errors import CheckpointError, DivergedError
 from thinwire.placement import assembled
+from thinwire.placement.deferred import kept_generators
 from thinwire.protocol.identifiers import checkpoint_number, final_checkpoint_name
 from thinwire.replicas.frozen import load_over_base
 from thinwire.replicas.torch import build_module
@@ -73,6 +74,10 @@ class Run:
         self._store, self._earlier, self._seed = store, earlier, seed
         self._coordinator: Coordinator | None = None
         self.lost = self.generations = 0
+        self._models: dict[int, dict[int, dict[int, bytes]]] = {}
+        """By evaluation, joint models that callbacks are yet to be given."""
+        self._judged: dict[int, events.Evaluated] = {}
+        """Evaluations whose models are yet to come."""
         self._committed: set[str] = set()
         self.saved: str | None = None
         """The newest checkpoint of this run."""
@@ -97,6 +102,7 @@ class Run:
                 commit=self._begin_commit if self._store is not None else None,
                 meta=self._meta,
                 resumed=None if self._earlier is None else dict(self._earlier.manifest.meta),
+                show=self._show if self._job.plan.shows else None,
                 serve=None if self._dealt.server is None else self._dealt.server.piece,
                 time=self._job.time,
                 observe=self._job.observe,
@@ -176,7 +182,25 @@ class Run:
             "finite": True,
         }
 
+    def _show(self, number: int, results: dict[int, dict[int, bytes]]) -> bool:
+        """Callbacks are given the joint model of an evaluation, once that is judged; True where one ends the run."""
+        self._models[number] = results
+        return self._shown(number)
+
+    def _shown(self, number: int) -> bool:
+        if number not in self._models or number not in self._judged:
+            return False
+        event, model = self._judged.pop(number), self._module(self._models.pop(number)).eval()
+        for held in (self._models, self._judged):
+            for older in [each for each in held if each < number]:
+                del held[older]
+        return self._log.show(model, event)
+
     def _emit(self, event: events.Event) -> bool:
+        if isinstance(event, events.Evaluated) and self._job.plan.shows:
+            self._judged[event.number] = event
+            stops = self._log.emit(event)
+            return self._shown(event.number) or stops
         if isinstance(event, events.CheckpointFailed) and self._store is not None:
             self._io.submit(self._discard, event.name)
         return self._log.emit(event)
@@ -225,18 +249,24 @@ class Run:
         Raises:
             DivergedError: They are not finite.
         """
-        given = self._job.model
-        module = copy.deepcopy(given) if isinstance(given, nn.Module) else build_module(given, self._job.spec.seed)
-        chunks: Any = [decode(data) for part in outcome.results.values() for data in part.values()]
-        if self._job.placement.group_size == 1:
-            whole = {name: value for chunk in chunks for name, value in chunk.items()}
-        else:
-            whole = module.state_dict() | assembled(chunks)
-        load_over_base(module.cpu(), whole)
+        module = self._module(outcome.results)
         for name, parameter in module.named_parameters():
             if parameter.requires_grad and not is_finite(parameter.detach()):
                 raise DivergedError(f"parameter {name!r} of the trained model is not finite{outcome.last_good()}")
         return module.eval()
+
+    def _module(self, results: dict[int, dict[int, bytes]]) -> nn.Module:
+        """The module with parameters that workers have sent."""
+        given = self._job.model
+        with kept_generators():
+            module = copy.deepcopy(given) if isinstance(given, nn.Module) else build_module(given, self._job.spec.seed)
+        chunks: Any = [decode(data) for part in results.values() for data in part.values()]
+        if self._job.placement.size == 1:
+            whole = {name: value for chunk in chunks for name, value in chunk.items()}
+        else:
+            whole = module.state_dict() | assembled(chunks)
+        load_over_base(module.cpu(), whole)
+        return module
 
     def summary(self, outcome: Outcome, seconds: float) -> dict[str, Any]:
         metrics = outcome.metrics
@@ -247,7 +277,7 @@ class Run:
             "strategy": name_of(self._job.strategy),
             "workers": self._job.workers,
             "placement": self._job.placement.name,
-            "group_size": self._job.placement.group_size,
+            "group_size": self._job.placement.size,
             "steps": outcome.steps,
             "rows": outcome.rows,
             "epochs": round(outcome.epochs, 4),

@@ -198,8 +198,8 @@ def work(
             peer.close()
         _log.info("worker %s ends", worker)
         logs.leave()
-        if job.placement.group_size > 1 and runner is not None:
-            runner.replica.crew.disband()
+        if job.placement.size > 1 and runner is not None:
+            runner.replica.crew.close()
     return True
 
 
@@ -220,7 +220,7 @@ def _build(
             told = {"held": own.num_validation_rows} | ({} if files.same is None else {"same": files.same})
     greeting = hello() | {"rows": batches.num_rows} | told
     replica: TorchReplica
-    if job.placement.group_size > 1:
+    if job.placement.size > 1:
         replica = _part(job, spec, worker, attempt, link, batches)
         greeting["meets"] = replica.crew.address if replica.crew.part == 0 else None
     else:
@@ -232,7 +232,7 @@ def _build(
     )
     refuse_search(replica.optimizer, setup)
     kept = _kept(job, worker, first)
-    replicas = job.workers // job.placement.group_size
+    replicas = job.workers // job.placement.size
     strategy = job.strategy.with_optimizer(spec.optimizer).laid_out(replica.parameters, replica.optimizer_by)
     joint = JointState(strategy, replica.vector.detach().cpu(), replicas, job.observe)
     settings: dict[str, Any] = {"carrier": THROUGH_SPARK} if job.exchange == "spark" else {}
@@ -254,7 +254,7 @@ def _build(
     )
     save = None if job.checkpoints is None else CheckpointStore(job.checkpoints).write_part
     plan = replace(job.plan, worker=worker, attempt=attempt)
-    kind = GroupWorker if job.placement.group_size > 1 else Worker
+    kind = GroupWorker if job.placement.size > 1 else Worker
     runner = kind(plan, replica, batches, peer, joint, save)
     if kept is not None:
         _go_on(runner, job, *kept)
@@ -268,7 +268,7 @@ def _part(job: Job, spec: TrainSpec, worker: int, attempt: int, link: Link, batc
         raise ConfigError(
             f"worker {worker} has no rows, and each worker of a group needs some: use fewer workers, or more partitions"
         )
-    size, host = job.placement.group_size, urlsplit(link.address).hostname or "127.0.0.1"
+    size, host = job.placement.size, urlsplit(link.address).hostname or "127.0.0.1"
     assert job.crew is not None  # `thinwire.run.checks` has refused the placement otherwise
     crew, examples = job.crew(worker, attempt, size, host), list(first.inputs)
     return job.part(job.placement, job.model, spec, worker, crew=crew, examples=examples, rows=job.batch_size)
@@ -313,7 +313,7 @@ def _kept(job: Job, worker: int, first: bool) -> tuple[Manifest, dict[str, Any],
     store = CheckpointStore(job.resume[0])
     try:
         manifest = store.load(job.resume[1])
-        part = worker % job.placement.group_size
+        part = worker % job.placement.size
         joint = store.read_part(manifest, f"joint-{part}" if part else "joint")
         if not isinstance(joint, dict):
             raise CheckpointError(f"checkpoint {manifest.name} holds no joint state; go on from another one")

@@ -35,7 +35,7 @@ def refuse_optimizer(
             "other: servers step the mean gradient piece by piece, and none of them knows its norm; use "
             "tw.Synchronous(), which comes to the same parameters, or consistency='eventual' with groups='each'"
         )
-    if not table and not jointly and placement.group_size == 1:
+    if not table and not jointly and not placement.shares:
         return
     factory = (table and table.optimizer) or spec.optimizer
     parameters = _parameters(model, spec.seed)
@@ -47,7 +47,7 @@ def refuse_optimizer(
     rule = FlatOptimizer(factory, made)
     if isinstance(strategy, Relay):
         strategy.steps_jointly(rule)  # refuses one that cannot, where it is to
-    if needs_closure(made) or (jointly and placement.group_size == 1):
+    if needs_closure(made) or (jointly and not placement.shares):
         return
     pipeline = isinstance(placement, Pipeline) and not table
     if not (rule.is_tensorwise if pipeline else rule.is_elementwise):

@@ -73,6 +73,17 @@ class RunLog:
         answers = [listener(event) for listener in self._listeners]  # everyone hears of it
         return True in answers
 
+    @property
+    def shows(self) -> bool:
+        """Whether someone is to be given the joint model of each evaluation."""
+        return any(callable(getattr(listener, "on_model", None)) for listener in self._listeners)
+
+    def show(self, model: Any, event: Event) -> bool:
+        """Gives everyone who asks for it the joint model of an evaluation; True when one wants the run to stop."""
+        asking = [getattr(listener, "on_model", None) for listener in self._listeners]
+        answers = [on_model(model, event) for on_model in asking if callable(on_model)]
+        return True in answers
+
     def close(self, last: Event) -> None:
         """Writes the last event and lets go of the file."""
         self.emit(last)

@@ -69,7 +69,7 @@ def refuse_search(optimizer: torch.optim.Optimizer | type[torch.optim.Optimizer]
 def _reason(setup: Setup) -> str:
     strategy, placement, clip_norm = setup.strategy, setup.placement, setup.spec.clip_norm
     name = name_of(strategy)
-    if placement.group_size > 1:
+    if placement.shares:
         return (
             f"{type(placement).__name__} spreads one pass over {placement.group_size} workers, which make no second "
             "one within a step; use placement=tw.Whole(), or an optimizer such as SGD or Adam"

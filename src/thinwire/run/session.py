@@ -66,6 +66,7 @@ from thinwire.run.job import Columns, Job, Transform
 from thinwire.run.optimizers import refuse_optimizer
 from thinwire.run.run_log import RunLog
 from thinwire.run.searches import Setup, refuse_searches
+from thinwire.run.sizing import FirstRow, sized
 from thinwire.run.tables import of_table
 from thinwire.run.trial import Trial
 from thinwire.strategies import Relay, Strategy, name_of
@@ -206,7 +207,8 @@ def fit(
         stop: early stopping.
         restore_best: give back the best evaluation's model; with `stop` unless said.
         callbacks: called with every event; one that returns True ends the run. One that has a method `finish` is given
-            the result with it at the end: `thinwire.trackers` has such ones.
+            the result with it at the end: `thinwire.trackers` has such ones. One that has a method `on_model` is given
+            the joint model, as a module, and the `evaluated` event of each evaluation: once an epoch unless said.
         clip_norm: largest norm of a gradient.
         on_nonfinite: whether a step with a loss or a gradient that is not finite, and a contribution that is not, is
             left out and told of, or ends the run. A run whose workers all keep skipping steps ends in any case.
@@ -307,27 +309,30 @@ def fit(
             validated=validation is not None,
             nullable=nullable_of(transform),
         )
+        first = FirstRow(trial, kept=spread.group_size == "auto")
         wanted = wanted_for(trial, validation=validation, indicator=opened.indicator)
-        dealt = opened.deal(wanted, folder)
+        dealt = opened.deal(wanted._replace(measure=first), folder)
+        spread = sized(spread, trial, first, where=where, strategy=chosen)
         if dealt.validation_rows == 0 and validation is not None:
             refuse_unvalidated(validation, target, stop)
         store = CheckpointStore(f"{out.rstrip('/')}/checkpoints") if out is not None else None
         earlier = _earlier(resume, chosen, spread) if resume is not None else None
         log = RunLog(out, callbacks, clock=where.time.wall)
-        goes_on = by_time(chosen) and spread.group_size == 1 and where.workers > 1 and epochs is not None
+        goes_on = by_time(chosen) and spread.size == 1 and where.workers > 1 and epochs is not None
         beyond = where.workers if goes_on else None
         plan = WorkerPlan(
             worker=0,
             attempt=0,
             epochs=epochs,
             steps=steps,
-            evaluates=validation is not None and dealt.validation_rows != 0,
+            evaluates=log.shows or (validation is not None and dealt.validation_rows != 0),
+            shows=log.shows,
             evaluate_every=evaluate_every,
             checkpoint_every=None if store is None else checkpoint_every or "auto",
             keeps_best=stop is not None if restore_best is None else restore_best,
             codec=codec,
             deadlines=patience,
-            group_size=spread.group_size,
+            group_size=spread.size,
             seconds=seconds,
             beyond=beyond,
             on_nonfinite=on_nonfinite,
@@ -367,7 +372,7 @@ def fit(
             epochs=None if beyond is None else epochs,
             compute=functools.partial(computed, {f"val_{k}": v for k, v in metrics_of(spec.metrics).items()}),
             deadlines=patience,
-            group_size=spread.group_size,
+            group_size=spread.size,
         )
         run = Run(job, where, dealt, log, store, earlier, seed)
         try:
@@ -434,7 +439,7 @@ def _from_checkpoint(
     earlier: Earlier | None,
 ) -> Earlier:
     """Where groups go on from when no replica is whole; raises where there is nothing new since the last time."""
-    if store is None or saved is None or placement.group_size == 1 or (earlier and earlier.manifest.name == saved):
+    if store is None or saved is None or placement.size == 1 or (earlier and earlier.manifest.name == saved):
         raise lost
     return Earlier(store, store.load(saved), earlier.passed_over if earlier else {})
 

@@ -102,6 +102,12 @@ class Trial:
                 _log.info("a row could not be tried on the driver: %s: %s", type(error).__name__, error)
                 return None
 
+    def inputs(self, row: Any) -> tuple[Tensor, ...] | None:
+        """What the model is called with in a step of rows such as this one; None where it cannot be told here."""
+        with _undone():
+            batch = None if self.transforms else self._batch(row, self.batch_size)
+        return None if batch is None else tuple(batch.inputs)
+
     def _tried(self, row: Any) -> tuple[int, ...] | None:
         made = self.model
         batch = None if self.transforms else self._batch(row, min(ROWS, self.batch_size))

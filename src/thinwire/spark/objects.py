@@ -4,8 +4,8 @@ What is read is data that anybody may have written, so that each place of a save
 certain shapes alone, whatever else could be imported:
 
     slot       plain value      by name, of a module that is imported  by name, of a trusted module  other kinds
-    model      a network's name a class below torch.nn.Module          also functions                zoo, settings, caffe
-    transform  None             nothing                                functions               partial, table, tokenize
+    model      a network's name a class below torch.nn.Module          also functions           zoo, settings, caffe
+    transform  None             nothing                                functions                partial, table, tokenize
     loss       a loss's name    the functions of FUNCTIONAL            also functions
     optimizer  an optimizer's   a class below torch.optim.Optimizer    also functions
     scheduler  a scheduler's    a class below LRScheduler              also functions

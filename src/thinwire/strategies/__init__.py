@@ -5,6 +5,7 @@ from thinwire.strategies.base import Joint, Measured, Nothing, Progress, Setting
 from thinwire.strategies.deepspark import DeepSpark
 from thinwire.strategies.diloco import DiLoCo
 from thinwire.strategies.easgd import EASGD
+from thinwire.strategies.handlers import Eventual, Strict, TableHandlers, TableTuple
 from thinwire.strategies.mpca import MPCA
 from thinwire.strategies.parameter_table import ParameterTable
 from thinwire.strategies.registry import STRATEGIES, name_of, strategy
@@ -20,6 +21,7 @@ __all__ = [
     "Auto",
     "DeepSpark",
     "DiLoCo",
+    "Eventual",
     "Joint",
     "Measured",
     "Nothing",
@@ -31,7 +33,10 @@ __all__ = [
     "Share",
     "SparkNet",
     "Strategy",
+    "Strict",
     "Synchronous",
+    "TableHandlers",
+    "TableTuple",
     "Taken",
     "name_of",
     "strategy",

@@ -16,7 +16,8 @@ from thinwire.parameters import FlatParameters, Fragment
 from thinwire.rules.optimizer import FlatOptimizer
 from thinwire.rules.staleness import compensate
 from thinwire.strategies.base import Nothing, Progress, Setting, Share, Strategy, Subject, Taken
-from thinwire.strategies.checks import at_least, count_or, one_of
+from thinwire.strategies.checks import at_least, count_or
+from thinwire.strategies.handlers import TableHandlers, handlers_of
 from thinwire.strategies.joint_optimizer import opened, optimized
 from thinwire.strategies.served import Served
 
@@ -27,7 +28,7 @@ class ParameterTable(Served):
 
     Args:
         consistency: "strict" waits for all workers at every step, which then equals one worker with all their rows;
-            "eventual" applies a group's gradients as they come.
+            "eventual" applies a group's gradients as they come; `TableHandlers` of your own decide otherwise.
         groups: worker groups; the workers of one wait for each other, groups do not. "each" makes every worker one.
         ahead: steps that a worker may make while replies to its gradients are on their way, where it waits for nobody.
         staleness: by how many updates a worker may be ahead of the slowest (stale synchronous parallel); None: any.
@@ -42,7 +43,7 @@ class ParameterTable(Served):
 
     subject: ClassVar[Subject] = "gradients"
 
-    consistency: Literal["strict", "eventual"] = "eventual"
+    consistency: Literal["strict", "eventual"] | TableHandlers = "eventual"
     groups: int | Literal["each"] = "each"
     ahead: int = 0
     staleness: int | None = None
@@ -51,7 +52,7 @@ class ParameterTable(Served):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of(self, ("strict", "eventual"), consistency=self.consistency)
+        handlers_of(self.consistency, self.staleness)
         count_or(self, "each", groups=self.groups)
         at_least(self, 0, ahead=self.ahead, staleness=self.staleness, compensation=self.compensation)
         if self.optimizer is not None and not callable(self.optimizer):
@@ -71,8 +72,8 @@ class ParameterTable(Served):
         return self._rule.factory is factory
 
     @property
-    def strict(self) -> bool:
-        return self.consistency == "strict"
+    def handlers(self) -> TableHandlers:
+        return handlers_of(self.consistency, self.staleness)
 
     @property
     def in_flight(self) -> int:
@@ -81,10 +82,6 @@ class ParameterTable(Served):
 
     def group_of(self, worker: int) -> int:
         return worker if self.groups == "each" else worker % self.groups
-
-    @property
-    def bound(self) -> int | None:
-        return self.staleness
 
     def due(self, progress: Progress) -> bool:
         return progress.steps_since >= 1

@@ -12,6 +12,7 @@ from thinwire.parameters import Fragment
 from thinwire.rules import elastic
 from thinwire.strategies.base import Joint, Measured, Setting, Strategy, Timing
 from thinwire.strategies.checks import count_or, within
+from thinwire.strategies.handlers import Eventual, TableHandlers
 
 MOST_TUPLE = 4_000_000
 """Elements: with an optimizer's state beside them they still fit into one message."""
@@ -51,18 +52,18 @@ class Served(Strategy):
         return self.helpers or workers
 
     @property
+    def handlers(self) -> TableHandlers:
+        """What servers do with requests."""
+        return Eventual()
+
+    @property
     def strict(self) -> bool:
         """Whether an update waits for all workers, and all read the same version."""
-        return False
+        return self.handlers.strict
 
     def group_of(self, worker: int) -> int:
         """The group whose contributions are merged together."""
         return worker
-
-    @property
-    def bound(self) -> int | None:
-        """By how many updates a worker may be ahead of the slowest; None for any."""
-        return None
 
     def correct(self, values: Tensor, now: Tensor, then: Tensor | None) -> Tensor:
         """A contribution, corrected for what has changed since; `then` is what its sender was last sent."""

@@ -189,6 +189,10 @@ class ZmqLink:
             else:
                 self._addresses[peer] = address
 
+    def watch(self, peer: int, happenings: int) -> Any:
+        """A socket on which these happenings of the connection to a peer are told."""
+        return self._outboxes[peer].get_monitor_socket(happenings)
+
     def send(self, peer: int, header: Header, payload: memoryview | None = None) -> None:
         socket = self._outboxes.get(peer)
         if socket is not None:

@@ -26,6 +26,7 @@ class WorkerPlan:
         group_size: workers that one replica spans.
         seconds: of training, for schedules that follow the run; the coordinator ends it.
         beyond: the number of workers with whom it goes on past its epochs while others lag behind; None stops there.
+        shows: whether the driver is sent the joint model of each evaluation.
         on_nonfinite: whether a step whose loss or gradient is not finite is left out, or ends the run.
     """
 
@@ -42,4 +43,5 @@ class WorkerPlan:
     group_size: int = 1
     seconds: float | None = None
     beyond: int | None = None
+    shows: bool = False
     on_nonfinite: Literal["drop", "stop"] = "drop"

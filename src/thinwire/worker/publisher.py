@@ -236,6 +236,7 @@ class Publisher:
             self._evaluate(publication.number, publication.model, buffers)
             if worker.plan.keeps_best:
                 self._models[publication.number] = worker.replica.state_of(publication.model, buffers)
+            self._show(publication.number, publication.model, buffers)
         if publication.save is not None:
             self._save(publication, buffers)
 
@@ -328,6 +329,7 @@ class Publisher:
             self._evaluate(number, model, buffers)
             if plan.keeps_best:
                 self._models[number] = worker.replica.state_of(model, buffers)
+            self._show(number, model, buffers)
             worker.wait(lambda: number in self._verdicts, "the final verdict", plan.deadlines.conclude_s)
         last = None
         if plan.checkpoint_every is not None:
@@ -391,9 +393,7 @@ class Publisher:
                 self._writer.finish(plan.deadlines.conclude_s / 2)  # the coordinator has twice the patience
             if lead:
                 state = self.best if self.best is not None else worker.replica.state_of(model, buffers)
-                chunks = worker.replica.pieces_of(state)  # one by one: all of it at once takes its memory several times
-                for number, chunk in enumerate(chunks):
-                    self._report(memoryview(worker.exchange.encode(chunk)), number, len(chunks))
+                self._hand_back(state)
             worker.wait(
                 lambda was=lead: worker.model_arrived or worker.lead != was,  # type: ignore[misc]
                 "the run to end",
@@ -401,12 +401,21 @@ class Publisher:
             )
         self._writer.close()
 
-    def _report(self, data: memoryview, chunk: int, chunks: int) -> None:
-        count = max(1, -(-len(data) // RESULT_CHUNK_BYTES))
-        for index in range(count):
-            piece = data[index * RESULT_CHUNK_BYTES : (index + 1) * RESULT_CHUNK_BYTES]
-            attempt = self._worker.plan.attempt
-            result = messages.Result(
-                attempt=attempt, part=self.part, index=index, count=count, chunk=chunk, chunks=chunks
-            )
-            self._worker.exchange.report(result, piece)
+    def _show(self, number: int, model: Tensor, buffers: dict[str, Tensor]) -> None:
+        """The first worker sends the driver the joint model of an evaluation, where a callback is to be given it."""
+        if self._worker.plan.shows and self._worker.lead:
+            self._hand_back(self._worker.replica.state_of(model, buffers), shown=number)
+
+    def _hand_back(self, state: dict[str, Any], shown: int | None = None) -> None:
+        """Sends a model in chunks, one by one: all of it at once takes its memory several times."""
+        worker = self._worker
+        chunks = worker.replica.pieces_of(state)
+        for chunk, held in enumerate(chunks):
+            data = memoryview(worker.exchange.encode(held))
+            count = max(1, -(-len(data) // RESULT_CHUNK_BYTES))
+            for index in range(count):
+                piece = data[index * RESULT_CHUNK_BYTES : (index + 1) * RESULT_CHUNK_BYTES]
+                where: dict[str, Any] = {"index": index, "count": count, "chunk": chunk, "chunks": len(chunks)}
+                where |= {"attempt": worker.plan.attempt, "part": self.part}
+                told = messages.Result(**where) if shown is None else messages.Shown(number=shown, **where)
+                worker.exchange.report(told, piece)

@@ -8,6 +8,9 @@ from typing import Any
 
 from thinwire.protocol.clock import Clock
 
+SAMPLED = 10
+"""One step of so many has the length of its gradient looked at: that costs a pass over the parameters."""
+
 
 class StepStatistics:
     """Counts what a worker does; cheap enough for every step."""
@@ -35,6 +38,8 @@ class StepStatistics:
         self._evaluated_s = self._evaluated_since_s = 0.0
         self._exchanged_s = self._flying_since = 0.0
         self._flying = 0
+        self._norms: list[float] = []
+        self._epoch_norms = (0.0, 0)
 
     def begin_step(self) -> float:
         now = self._clock()
@@ -88,11 +93,29 @@ class StepStatistics:
         self._last_end = now
         return now
 
+    def samples_gradient(self, position: tuple[int, int]) -> bool:
+        """Whether to look at the length of this step's gradient: at the first of each epoch, and now and then."""
+        return position[1] % SAMPLED == 0
+
+    def sampled_gradient(self, norm: float) -> None:
+        """Books the length of a step's gradient."""
+        if math.isfinite(norm):
+            self._norms.append(norm)
+            total, count = self._epoch_norms
+            self._epoch_norms = total + norm, count + 1
+
+    @property
+    def epoch_gradient_norm(self) -> float | None:
+        """Mean length of the gradients of this epoch that were looked at."""
+        total, count = self._epoch_norms
+        return total / count if count else None
+
     def end_epoch(self) -> tuple[int, float | None]:
         """Rows and mean loss of the epoch that ended."""
         rows, loss = self._epoch_rows, self._epoch_loss
         counted = rows - self._epoch_without
         self._epoch_rows, self._epoch_without, self._epoch_loss = 0, 0, 0.0
+        self._epoch_norms = (0.0, 0)
         return rows, loss / counted if counted else None
 
     def report(self) -> dict[str, Any]:
@@ -110,7 +133,9 @@ class StepStatistics:
             "waited_s": self._waited_total_s,
             "exchanged_s": self._exchanged_s,
             "evaluated_s": self._evaluated_s,
+            "gradient_norm": sum(self._norms) / len(self._norms) if self._norms else None,
         }
+        self._norms = []
         self._gap_s, self._loss_sum, self._loss_steps = 0.0, 0.0, 0
         return found
 

@@ -187,6 +187,8 @@ class Worker:
         if together and self.served:
             self.served.begin(self._weight_of(batch))
         loss = self.replica.gradient(batch)
+        if math.isfinite(loss) and self.meter.samples_gradient(batch.position):
+            self.meter.sampled_gradient(self.replica.gradient_norm())
         if together:
             with torch.no_grad():
                 term = self.state.gradient_term(x, cycle, setting)
@@ -238,9 +240,10 @@ class Worker:
             self._report(now)
 
     def _end_epoch(self, epoch: int) -> None:
+        norm = self.meter.epoch_gradient_norm
         rows, loss = self.meter.end_epoch()
         self.replica.end_epoch()
-        self.say(messages.Epoch, epoch=epoch, rows=rows, loss=loss)
+        self.say(messages.Epoch, epoch=epoch, rows=rows, loss=loss, gradient_norm=norm)
 
     def _report(self, now: float) -> None:
         self._reported = now

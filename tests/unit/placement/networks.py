@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from thinwire.models import ZOO
 from thinwire.models.sequences import PeepholeLSTM
+from thinwire.planning import Share
 
 CLASSES = 5
 
@@ -122,6 +125,69 @@ def gru() -> nn.Module:
     return Sequence(nn.GRU, 1)
 
 
+class Peepholes(nn.Module):
+    """A masked layer of units that see each other's outputs, which cannot be shared out evenly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.out = PeepholeLSTM(4, 7), nn.Linear(7, CLASSES)
+        nn.init.normal_(self.cells.peepholes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = (x[:, :, 0] > -0.5).to(x.dtype)
+        last: Tensor = self.out(self.cells(torch.tanh(x), mask)[:, -1])
+        return last
+
+
+class Normalised(nn.Module):
+    """A layer of someone's own: outputs over their norm, which takes all of them, and a mean of them all."""
+
+    as_one_layer = True
+    _share: Share | None = None
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.outputs = outputs
+        self.inner = nn.Linear(inputs, outputs)
+        self.scale = nn.Parameter(torch.rand(1) + 0.5)
+        self.register_buffer("weights", torch.rand(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        square = y.square().sum(1, keepdim=True)
+        every = y * self.weights
+        if self._share is not None:
+            square, every = self._share.total(square), self._share.gather(every, 1)
+        return self.scale * y / (1 + square).sqrt() + every.mean(1, keepdim=True)
+
+    def partition(self, start: int, stop: int) -> dict[str, tuple[int, list[tuple[int, int]]]]:
+        return {name: (0, [(start, stop)]) for name in ("inner.weight", "inner.bias", "weights")}
+
+    def after_partition(self, share: Share) -> None:
+        assert share.units == self.outputs
+        assert share.stop - share.start == len(self.inner.weight)
+        self._share = share
+
+
+def own() -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 16), Normalised(16, 10), nn.ReLU(), Normalised(10, 9), nn.Linear(9, CLASSES))
+
+
+class NextCharacter(nn.Module):
+    """A language model of the zoo, of which the last prediction counts."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.body = ZOO[name]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.body(x)[:, :, -1]
+        return found
+
+
+ZOO_OF_SEQUENCES = ("char_rnn", "char_lstm", "char_lstm_peephole")
+
+
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
     "connected": (connected, lambda n: torch.randn(n, 12)),
     "convolutional": (convolutional, lambda n: torch.randn(n, 3, 10, 10)),
@@ -132,7 +198,11 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
     "last state": (LastState, lambda n: torch.randn(n, 5, 4)),
     "optional": (Optional, lambda n: torch.randn(n, 5, 4)),
     "tied": (Tied, lambda n: torch.randint(0, CLASSES, (n, 6))),
+    "peepholes": (Peepholes, lambda n: torch.randn(n, 5, 4)),
+    "own": (own, lambda n: torch.randn(n, 12)),
 }
+for each in ZOO_OF_SEQUENCES:
+    NETWORKS[each] = (functools.partial(NextCharacter, each), lambda n: torch.randint(0, 256, (n, 6)))
 
 
 def rows_for(name: str, count: int, *, weighted: bool = False) -> Rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from thinwire.placement import Crew, Layered, Pipeline, Placement, assembled, part_of
+from thinwire.placement import Crew, Layered, Pipeline, Placement, Planned, TensorParallel, assembled, part_of
 from thinwire.planning import Graph
 from thinwire.planning.planner import choices
 from thinwire.replicas import TrainSpec
@@ -29,8 +30,14 @@ cloudpickle.register_pickle_by_value(networks)
 SIZES = (4, 3, 4)
 """Rows of each member: not the same for all."""
 STEPS, SEED, CLIP = 3, 7, 0.5
-WAYS = ("data", "column", "row", "mixed 1", "mixed 2", "mixed 3", "pipeline")
-STAGES = {"recurrent": 3, "lstm": 3, "gru": 3, "last state": 2, "optional": 3, "tied": 2}
+WAYS = ("data", "column", "row", "mixed 1", "mixed 2", "mixed 3", "planned", "tensor parallel", "pipeline")
+STAGES = {"recurrent": 3, "lstm": 3, "gru": 3, "last state": 2, "optional": 3, "tied": 2, "peepholes": 2}
+STAGES |= dict.fromkeys(networks.ZOO_OF_SEQUENCES, 3)
+NAMED: dict[str, Callable[[int], Placement]] = {
+    "planned": lambda size: Planned(group_size=size, link_gbit=1000.0, latency_ms=0.0),  # so that it shares layers out
+    "tensor parallel": lambda size: TensorParallel(group_size=size),
+    "pipeline": lambda size: Pipeline(group_size=size, microbatches=2),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +82,8 @@ def trained(crew: Crew, name: str, ways: tuple[str, ...], sizes: tuple[int, ...]
     batch = cut(rows_for(name, sum(sizes), weighted=weighted), start, start + sizes[crew.part])
     found = {}
     for way in ways:
-        placement: Placement = Preferred(group_size=crew.size, way=way)
-        if way == "pipeline":
-            placement = Pipeline(group_size=crew.size, microbatches=2)
+        named = NAMED.get(way)
+        placement = Preferred(group_size=crew.size, way=way) if named is None else named(crew.size)
         part = part_of(placement, NETWORKS[name][0], spec(), crew.part, crew=crew,
                        examples=list(batch.inputs), rows=max(sizes))  # fmt: skip
         part.stand_in(batch)
@@ -111,8 +117,8 @@ def alone(name: str, count: int, weighted: bool) -> tuple[list[float], dict[str,
     return losses, module.state_dict(), loss().item()
 
 
-FEW = ("connected", "convolutional", "lstm")
-"""Networks for `make test`: one that is weighted, one of images, one of sequences."""
+FEW = ("connected", "convolutional", "lstm", "own", *networks.ZOO_OF_SEQUENCES)
+"""Networks for `make test`: one that is weighted, one of images, some of sequences, one with layers of its own."""
 
 
 @pytest.mark.parametrize(
@@ -143,6 +149,14 @@ def test_every_placement_gives_the_losses_and_parameters_of_one_worker(name: str
         assert evaluated == pytest.approx(last, abs=1e-5), way
         seen |= set(each[0][4])
     assert "column" in seen or name in ("last state", "tied")
+    if name in ("own", "peepholes", *networks.ZOO_OF_SEQUENCES):  # no layer with parameters is whole on every member
+        shared = {
+            portion["name"]
+            for member in members
+            for portion in member["column"][1]["portions"]
+            if portion["dim"] is not None
+        }
+        assert {key for key, value in state.items() if value.numel() > 1 and "weight" in key} <= shared
     assert any(str(way).startswith("stage") for way in seen) or name == "tied"
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from thinwire.cluster.base import Dealt, DriverData, Entry
+from thinwire.cluster.base import Dealt, DriverData, Entry, Expected
 from thinwire.cluster.simulated.fault_injection import FaultInjection
 from thinwire.cluster.simulated.fibers import VirtualTime
 from thinwire.cluster.simulated.flaws import Flaws, Spell
@@ -25,6 +25,7 @@ from thinwire.placement import GroupReplica
 from thinwire.protocol.deadlines import Deadlines
 from thinwire.protocol.observation import Observer, unobserved
 from thinwire.replicas import TorchReplica
+from thinwire.rules import placement
 from thinwire.rules.period import Link
 from thinwire.transport.ports import Hub, Wire
 from thinwire.units import rate_bytes
@@ -150,6 +151,7 @@ class SimulatedSite:
         """Faults that have yet to happen: a run that goes on from a checkpoint launches its workers again."""
         self.time = VirtualTime(dict.fromkeys(STORES, cluster.store_s))
         link = Link(cluster.latency_s, rate_bytes(cluster.link))
+        self._link = link
         self.network = Network(self.time, link, cluster.workers + 1)
         steps = StepTimes(
             step_s=cluster.step_s,
@@ -179,6 +181,9 @@ class SimulatedSite:
     def _part(self, placement: Any, model: Any, spec: Any, worker: int, **given: Any) -> GroupReplica:
         found: GroupReplica = self.flaws.around(worker, self.lab.part(placement, model, spec, worker, **given))
         return found
+
+    def expect(self) -> Expected:
+        return Expected(placement.Wire(self._link.latency_s, self._link.bytes_per_s), self.lab.expected_s)
 
     def deadlines(self, given: Deadlines | None) -> Deadlines:
         return given or Deadlines()

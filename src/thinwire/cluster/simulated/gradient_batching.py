@@ -62,6 +62,10 @@ class GradientBatcher:
         self.computed = self.together = 0
         """Gradients, and how many of them were not computed alone."""
 
+    def expected_s(self, parameters: int) -> float | None:
+        """Seconds of a step of a network with so many parameters; None where steps are measured."""
+        return self._steps.expected_s(parameters)
+
     def replica(self, model: Any, spec: TrainSpec, worker: int = 0) -> TorchReplica:
         """What `thinwire.run.job` makes a worker's replica with."""
         made = LabReplica(self, model, spec, worker)
@@ -82,7 +86,7 @@ class GradientBatcher:
 
         def timed(batch: Any) -> float:
             if not self._steps.known:
-                self._steps.settle(made.vector.numel() * placement.group_size, _unmeasured)
+                self._steps.settle(made.vector.numel() * placement.size, _unmeasured)
             self._time.work(self._steps.draw(worker))
             return gradient(batch)
 

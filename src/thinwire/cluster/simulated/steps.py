@@ -48,10 +48,14 @@ class StepTimes:
 
     def settle(self, parameters: int, measure: Callable[[], float]) -> None:
         """From here on it is known: by the ratio and the number of parameters, or by what a step takes here."""
-        if self._ratio is None:
-            self.step_s = measure()
-        else:
-            self.step_s = 2 * FLOAT_BYTES * parameters / self._link.bytes_per_s / self._ratio
+        told = self.expected_s(parameters)
+        self.step_s = measure() if told is None else told
+
+    def expected_s(self, parameters: int) -> float | None:
+        """Seconds of a step of a network with so many parameters, where they are told."""
+        if self.step_s is not None or self._ratio is None:
+            return self.step_s
+        return 2 * FLOAT_BYTES * parameters / self._link.bytes_per_s / self._ratio
 
     def draw(self, worker: int) -> float:
         """The time of a worker's next step."""

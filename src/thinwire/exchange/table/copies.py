@@ -16,13 +16,13 @@ class Copies:
     """What one worker keeps of its own tuples and of a neighbour's."""
 
     def __init__(self, station: Station, layout: Layout, log_every: int) -> None:
-        self._station, self._layout, self._log_every = station, layout, log_every
+        self._station, self._layout, self.log_every = station, layout, log_every
         self._log = Log(layout, station.trees)
         self.clear, self.kept = self._log.clear, self._log.kept
 
-    def keep(self, key: int, book: Book, server: Server, plan: Plan | None, *, always: bool = False) -> None:
-        """Checkpoints a tuple when it is time: here, and with the neighbour that would take over."""
-        if plan is None or not (always or book.version % self._log_every == 0):
+    def keep(self, key: int, book: Book, server: Server, plan: Plan | None) -> None:
+        """Checkpoints a tuple, here and with the neighbour that would take over."""
+        if plan is None:
             return
         mark, record = (plan.line, book.version), self._station.trees.encode(server.tree(key, book))
 

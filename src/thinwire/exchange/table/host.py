@@ -18,7 +18,7 @@ from torch import Tensor
 from thinwire.exchange.station import Station
 from thinwire.exchange.table.copies import Copies
 from thinwire.exchange.table.plan import Answer, Layout, Plan, plan
-from thinwire.exchange.table.server import Book, Reply, Server, Update
+from thinwire.exchange.table.server import Book, Held, Reply, Server, Update
 from thinwire.protocol import messages
 from thinwire.protocol.messages import Commit, Idle, Move, Moved
 from thinwire.rules.finite import count_not_finite, is_finite
@@ -170,7 +170,9 @@ class Host:
             self._complete()
 
     def _keep(self, key: int, book: Book, *, always: bool = False) -> None:
-        self.copies.keep(key, book, self.server, self.plan, always=always)
+        """Checkpoints a tuple when it is time: here, and with the neighbour that would take over."""
+        if always or self.server.handlers.checkpoint_now(Held(self.server, key, book), self.copies.log_every):
+            self.copies.keep(key, book, self.server, self.plan)
 
     def of(self, key: int) -> int:
         """The worker that hosts a tuple."""

@@ -15,10 +15,18 @@ Line = tuple[int, int]
 class Layout:
     """Which tuples there are, by key, and the server of each."""
 
-    def __init__(self, borders: Sequence[int], servers: int, tuple_size: int, first: int = 0) -> None:
+    def __init__(
+        self,
+        borders: Sequence[int],
+        servers: int,
+        tuple_size: int,
+        first: int = 0,
+        fragments: tuple[Fragment, ...] | None = None,
+    ) -> None:
         size = borders[-1]
         self.servers, self.first = servers, first
-        self.fragments: tuple[Fragment, ...] = tuples(borders, max(1, min(tuple_size, -(-size // servers))))
+        cut = tuples(borders, max(1, min(tuple_size, -(-size // servers)))) if fragments is None else fragments
+        self.fragments: tuple[Fragment, ...] = cut
         self.server_of = deal([f.size for f in self.fragments], servers)
 
     def keys(self, server: int) -> list[int]:

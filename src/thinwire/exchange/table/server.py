@@ -18,7 +18,6 @@ from torch import Tensor
 from thinwire.exchange.joint import JointState, slice_state, write_state
 from thinwire.exchange.table.plan import Layout
 from thinwire.parameters import Fragment
-from thinwire.rules.table import may_run_ahead, ready
 from thinwire.strategies import Served, Taken
 
 Stamp = tuple[int, int]
@@ -71,9 +70,10 @@ class Book:
 class Server:
     """Tuples of the joint state; their values live in the joint state itself, which has room for all."""
 
-    def __init__(self, joint: JointState, layout: Layout, log: Callable[[int, Book], None]) -> None:
+    def __init__(self, joint: JointState, layout: Layout, log: Callable[..., None]) -> None:
         assert isinstance(joint.strategy, Served)
-        self._joint, self._layout, self._strategy, self._log = joint, layout, joint.strategy, log
+        self.joint, self._layout, self._strategy, self.log = joint, layout, joint.strategy, log
+        self.handlers = joint.strategy.handlers
         self._setting = joint.cuts.newest.setting
         self.books: dict[int, Book] = {}
         self.wanted: dict[int, set[int]] = {}
@@ -108,13 +108,13 @@ class Server:
             book.merged[update.worker] = update.stamp
             version = book.version
         if update.weight:
-            reply = self._joint.merge(self._layout.fragments[key], update.values, version, self._setting)
+            reply = self.joint.merge(self._layout.fragments[key], update.values, version, self._setting)
         else:
             reply = self._unchanged(key)
         with self._lock:
             book.version += 1
             book.replies[update.worker] = reply
-            self._log(key, book)
+            self.log(key, book)
             return [_reply(update, key, book, reply)]
 
     def _known(self, key: int, book: Book, update: Update) -> Reply | None:
@@ -123,31 +123,37 @@ class Server:
             return None
         values = book.replies.get(update.worker)
         if values is None and self._strategy.subject == "gradients":
-            values = self._now(key).clone()
+            values = self.now(key).clone()
         return _reply(update, key, book, values)
 
     def _apply(self, key: int) -> list[Reply]:
-        book, replies = self.books[key], list[Reply]()
+        book = self.books[key]
         counted = self._counted()
         slowest = min((clock for worker, clock in book.clocks.items() if worker in counted), default=0)
         for worker in counted:
             book.clocks.setdefault(worker, slowest)
-        heard = {group: workers & book.pending.keys() for group, workers in self.wanted.items()}
-        strict = self._strategy.strict
-        whole = ready(heard, self.wanted, strict)
-        for groups in [whole] if strict and whole else [(group,) for group in whole]:
-            workers = sorted(w for group in groups for w in heard[group])
-            updates = [book.pending.pop(worker) for worker in workers]
-            with self._joint.lock:
-                reply = self._merge(key, book, updates)
-            book.version += 1
-            for update in updates:
-                book.merged[update.worker] = update.stamp
-                book.replies[update.worker] = reply
-                book.clocks[update.worker] += 1
-                replies.append(_reply(update, key, book, reply))
-            self._log(key, book)
-        return self._let_go(book, replies)
+        view = Held(self, key, book)
+        self.handlers.handle_update(view)
+        return self._let_go(view, view.replies)
+
+    def apply(self, key: int, book: Book, workers: list[int]) -> list[Reply]:
+        """Merges what these workers have sent as one, and makes the next version; returns whom to answer."""
+        updates = [book.pending.pop(worker) for worker in workers]
+        with self.joint.lock:
+            reply = self._merge(key, book, updates)
+        book.version += 1
+        for update in updates:
+            book.merged[update.worker] = update.stamp
+            book.replies[update.worker] = reply
+            book.clocks[update.worker] = book.clocks.get(update.worker, 0) + 1
+        self.log(key, book)
+        return [_reply(update, key, book, reply) for update in updates]
+
+    def given(self, key: int, book: Book, workers: list[int]) -> list[Update]:
+        """What these workers have sent and has something in it, corrected for what has changed since."""
+        now, correct = self.now(key), self._strategy.correct
+        sent = [book.pending[worker] for worker in workers if book.pending[worker].weight]
+        return [u._replace(values=correct(u.values, now, book.replies.get(u.worker))) for u in sent]
 
     def _merge(self, key: int, book: Book, updates: list[Update]) -> Tensor:
         fragment, rates = self._layout.fragments[key], updates[-1].rates
@@ -155,7 +161,7 @@ class Server:
         if not given:
             self._passed_over(fragment, book, None)
             return self._unchanged(key)
-        now, correct = self._now(key), self._strategy.correct
+        now, correct = self.now(key), self._strategy.correct
         corrected = [u._replace(values=correct(u.values, now, book.replies.get(u.worker))) for u in given]
         mean, absent = _mean(corrected), frozenset.intersection(*(u.absent for u in given))
         if self._strategy.subject == "gradients":
@@ -168,9 +174,9 @@ class Server:
                 absent=absent,
                 behind=book.behind,
             )
-            reply = self._joint.optimize(mean, taken)
+            reply = self.joint.optimize(mean, taken)
         else:
-            reply = self._joint.merge(fragment, mean, book.version, self._setting)
+            reply = self.joint.merge(fragment, mean, book.version, self._setting)
         self._passed_over(fragment, book, absent)
         return reply
 
@@ -183,26 +189,20 @@ class Server:
 
     def _unchanged(self, key: int) -> Tensor:
         """The reply to workers none of which gave anything."""
-        now = self._now(key)
+        now = self.now(key)
         return now.clone() if self._strategy.subject == "gradients" else torch.zeros_like(now)
 
-    def _now(self, key: int) -> Tensor:
+    def now(self, key: int) -> Tensor:
         """A tuple's parameters."""
-        assert self._joint.model is not None
-        return self._layout.fragments[key].of(self._joint.model)
+        assert self.joint.model is not None
+        return self._layout.fragments[key].of(self.joint.model)
 
-    def _let_go(self, book: Book, replies: list[Reply]) -> list[Reply]:
-        """Holds back replies to workers that are too far ahead, until the slowest has come closer."""
-        if self._strategy.bound is None:
-            return replies
-        counted = self._counted()
-        slowest = min((book.clocks[worker] for worker in counted if worker in book.clocks), default=0)
-        waiting, book.held = [*book.held, *replies], []
+    def _let_go(self, view: Held, replies: list[Reply]) -> list[Reply]:
+        """Holds back replies to workers that may not read yet, until the handlers let them go."""
+        waiting, view.book.held = [*view.book.held, *replies], []
         freed: list[Reply] = []
         for reply in waiting:
-            clock = book.clocks.get(reply.worker, slowest)
-            ahead = reply.worker in counted and not may_run_ahead(clock, slowest, self._strategy.bound)
-            (book.held if ahead else freed).append(reply)
+            (freed if self.handlers.handle_get(view, reply.worker) else view.book.held).append(reply)
         return freed
 
     def _counted(self) -> set[int]:
@@ -213,8 +213,8 @@ class Server:
     def tree(self, key: int, book: Book | None = None) -> dict[str, Any]:
         """A tuple with its book; a copy."""
         book = book or self.books[key]
-        with self._joint.lock:
-            state = slice_state(self._joint.state, self._layout.fragments[key], self._joint.size)
+        with self.joint.lock:
+            state = slice_state(self.joint.state, self._layout.fragments[key], self.joint.size)
             values = [v.clone() if isinstance(v, Tensor) else v for v in state]
         merged = {str(worker): list(stamp) for worker, stamp in book.merged.items()}
         behind = {str(number): versions for number, versions in book.behind.items()}
@@ -229,7 +229,7 @@ class Server:
 
     def write(self, key: int, values: list[Any]) -> None:
         """Writes a tuple's values into the joint state."""
-        fragment, joint = self._layout.fragments[key], self._joint
+        fragment, joint = self._layout.fragments[key], self.joint
         if len(values) != len(joint.state) or any(
             isinstance(v, Tensor) and v.shape != (fragment.size,) for v in values
         ):
@@ -242,6 +242,57 @@ class Server:
         for book in self.books.values():
             for kept in (book.replies, book.pending, book.clocks):
                 kept.pop(worker, None)
+
+
+class Held:
+    """A tuple as handlers see it; see `thinwire.strategies.TableTuple`."""
+
+    def __init__(self, server: Server, key: int, book: Book) -> None:
+        self._server, self.key, self.book = server, key, book
+        self.replies: list[Reply] = []
+        """To the senders of what was applied through this."""
+
+    @property
+    def version(self) -> int:
+        return self.book.version
+
+    @property
+    def wanted(self) -> dict[int, set[int]]:
+        return {group: set(workers) for group, workers in self._server.wanted.items()}
+
+    @property
+    def heard(self) -> dict[int, set[int]]:
+        return {group: workers & self.book.pending.keys() for group, workers in self._server.wanted.items()}
+
+    @property
+    def clocks(self) -> dict[int, int]:
+        return dict(self.book.clocks)
+
+    def get(self) -> Tensor:
+        with self._server.joint.lock:
+            return self._server.now(self.key).clone()
+
+    def put(self, value: Tensor) -> None:
+        now = self._server.now(self.key)
+        if value.shape != now.shape:
+            raise ValueError(f"tuple {self.key} is of {now.numel()} elements, and the value of {tuple(value.shape)}")
+        with self._server.joint.lock:
+            now.copy_(value)
+
+    def collect(self, groups: Collection[int]) -> Tensor | None:
+        given = self._server.given(self.key, self.book, self._senders(groups))
+        return _mean(given).clone() if given else None
+
+    def update(self, groups: Collection[int]) -> None:
+        if workers := self._senders(groups):
+            self.replies += self._server.apply(self.key, self.book, workers)
+
+    def checkpoint(self) -> None:
+        self._server.log(self.key, self.book, always=True)
+
+    def _senders(self, groups: Collection[int]) -> list[int]:
+        heard = self.heard
+        return sorted(worker for group in groups for worker in heard.get(group, ()))
 
 
 def _reply(update: Update, key: int, book: Book, values: Tensor | None) -> Reply:

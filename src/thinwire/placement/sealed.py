@@ -1,0 +1,233 @@
+"""The carrier of a group's tensors between processes, authenticated and encrypted with the run's keys.
+
+It has a link of its own beside the worker's: sockets of the same kind (CURVE), on which nobody without the keys can
+speak or listen. Where a member's process ends, or lets go of the meeting, the transfers of the others fail.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import torch
+import zmq
+from torch import Tensor
+
+from thinwire.transport.zmq import MAX_PAYLOAD_BYTES, ZmqLink, ZmqWire
+
+APART = 1 << 40
+"""Is added to a worker's number, so that the coordinator takes this link for nobody's."""
+AGAIN_S = 0.5
+"""After so long a member that has not been answered says again that it has come."""
+TURN_S = 0.1
+MOST_BYTES = MAX_PAYLOAD_BYTES // 2
+Key = tuple[str, int, int]
+"""A meeting's name, the sender, and the tag of a transfer."""
+
+
+class Sealed:
+    """One member's end; see `thinwire.placement.crew.Carrier`."""
+
+    def __init__(self, part: int, size: int, wire: ZmqWire, worker: int, attempt: int) -> None:
+        self._part, self._size = part, size
+        self._link: ZmqLink = wire.link(worker + APART, attempt)
+        self._name = ""
+        self._patience_s, self._swaps = math.inf, 0
+        self._come: dict[str, dict[int, str]] = {}
+        """By meeting, the members that have come, and where each is reached."""
+        self._told: dict[str, dict[int, str]] = {}
+        """By meeting, where all are reached, as part 0 says."""
+        self._arrived: dict[Key, list[memoryview]] = {}
+        self._whole: set[Key] = set()
+        self._gone: set[int] = set()
+        self._monitors: dict[int, Any] = {}
+        self._answered: set[int] = set()
+        """Members that have heard this one since they met."""
+        self._connected = False
+        """Whether what is said to a member goes through the connection that stays."""
+        self._greeted: set[int] = set()
+        """Members that were told so."""
+
+    @property
+    def address(self) -> str:
+        return self._link.address.removeprefix("tcp://")
+
+    # -- meeting ----------------------------------------------------------------------------------------------------
+
+    def meet(self, address: str, name: str, timeout_s: float) -> None:
+        self._name, self._patience_s, self._swaps, self._gone = name, timeout_s, 0, set()
+        self._answered, self._greeted, self._connected = set(), set(), False
+        self._come = {name: self._come.get(name, {}) | {self._part: self._link.address}}
+        self._told = {name: self._told[name]} if name in self._told else {}
+        deadline = time.monotonic() + timeout_s
+        self._connect({} if self._part == 0 else {0: f"tcp://{address}"})
+        said = -math.inf
+        while name not in self._told:
+            if self._part == 0 and len(self._come[name]) == self._size:
+                self._told[name] = dict(self._come[name])
+                break
+            now = time.monotonic()
+            if now >= deadline:
+                absent = sorted(set(range(self._size)) - set(self._come[name]))
+                raise RuntimeError(f"timed out waiting for peers {absent}")
+            if self._part and now - said >= AGAIN_S:
+                said = now
+                self._say(0, "here", at=self._link.address)
+            self._take(TURN_S)
+        everyone, said = self._told[name], -math.inf
+        self._connect({part: at for part, at in everyone.items() if part != self._part})
+        self._connected, others = True, set(everyone) - {self._part}
+        while not (
+            self._answered >= others and self._greeted >= others
+        ):  # from then on the end of a connection is told
+            now = time.monotonic()
+            if now >= deadline:
+                raise RuntimeError("timed out waiting for peers to answer")
+            if now - said >= AGAIN_S:
+                said = now
+                for part in others - self._answered:
+                    if self._part == 0:
+                        self._say(part, "all", at={str(each): at for each, at in everyone.items()})
+                    self._say(part, "hi")
+            self._take(TURN_S)
+            if self._gone - self._answered:
+                raise RuntimeError(f"connection closed by peer {min(self._gone)}")
+
+    def _connect(self, peers: dict[int, str]) -> None:
+        """Connects anew: an earlier meeting's connections may lead to processes that are gone."""
+        for monitor in self._monitors.values():
+            monitor.close(linger=0)
+        self._monitors = {}
+        self._link.connect({})
+        self._link.connect(peers)
+        self._monitors = {part: self._link.watch(part, zmq.EVENT_DISCONNECTED) for part in peers}
+
+    def leave(self) -> None:
+        name, self._name = self._name, ""
+        if not name:
+            return
+        for part in range(self._size):
+            if part != self._part:
+                self._say(part, "gone", name=name)
+        self._arrived, self._whole = {}, set()
+
+    def close(self) -> None:
+        """Lets go of the network."""
+        for monitor in self._monitors.values():
+            monitor.close(linger=0)
+        self._link.close()
+
+    def _say(
+        self, part: int, kind: str, *, name: str | None = None, payload: memoryview | None = None, **more: Any
+    ) -> None:
+        header = {"t": kind, "a": 0, "n": self._name if name is None else name, "p": self._part, **more}
+        self._link.send(part, header, payload)
+
+    def _take(self, timeout_s: float) -> None:
+        """Takes in what has come, after waiting at most so long for the first of it."""
+        for message in self._link.receive(timeout_s):
+            header, payload = message.header, message.payload
+            name, part = header.get("n"), header.get("p")
+            if not isinstance(name, str) or type(part) is not int or (message.sender - APART) % self._size != part:
+                continue
+            kind, at = header["t"], header.get("at")
+            if kind == "here" and isinstance(at, str):
+                self._come.setdefault(name, {})[part] = at
+                if name in self._told and name == self._name and self._part == 0:  # it has not heard the answer
+                    everyone = {str(each): where for each, where in self._told[name].items()}
+                    self._say(part, "all", at=everyone)
+            elif kind == "all" and isinstance(at, dict):
+                self._told[name] = {int(each): str(where) for each, where in at.items()}
+            elif kind == "hi" and name == self._name and self._connected:
+                self._say(part, "ho")
+                self._greeted.add(part)
+            elif kind == "ho" and name == self._name:
+                self._answered.add(part)
+            elif kind == "gone" and name == self._name:
+                self._gone.add(part)
+            elif kind == "piece" and payload is not None:
+                key = name, part, int(header.get("g", 0))
+                self._arrived.setdefault(key, []).append(payload)
+                if header.get("last"):
+                    self._whole.add(key)
+        for part, monitor in self._monitors.items():
+            while monitor.poll(0):
+                monitor.recv_multipart()
+                self._gone.add(part)
+
+    # -- moving -----------------------------------------------------------------------------------------------------
+
+    def send(self, piece: Tensor, to: int, tag: int) -> Work:
+        self._post(piece, to, tag)
+        return Work(self, {})
+
+    def receive(self, into: Tensor, of: int, tag: int) -> Work:
+        self._must_have_met()
+        return Work(self, {(self._name, of, tag): into})
+
+    def swap(self, came: Tensor, given: Tensor) -> Work:
+        self._swaps += 1
+        pieces, places = torch.chunk(given, self._size), torch.chunk(came, self._size)
+        places[self._part].copy_(pieces[self._part])
+        others = [part for part in range(self._size) if part != self._part]
+        for part in others:
+            self._post(pieces[part], part, -self._swaps)
+        return Work(self, {(self._name, part, -self._swaps): places[part] for part in others})
+
+    def enter_world(self) -> None:
+        raise RuntimeError("torch.distributed's own world has no keys")
+
+    def _post(self, piece: Tensor, to: int, tag: int) -> None:
+        self._must_have_met()
+        if to in self._gone:
+            raise RuntimeError(f"connection closed by peer {to}")
+        data = memoryview(piece.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        for start in range(0, max(1, len(data)), MOST_BYTES):
+            part = data[start : start + MOST_BYTES]
+            self._say(to, "piece", payload=part, g=tag, last=start + MOST_BYTES >= len(data))
+
+    def _must_have_met(self) -> None:
+        if not self._name:
+            raise RuntimeError("the workers of its group have not met")
+
+    def await_all(self, wanted: dict[Key, Tensor]) -> None:
+        """Waits for transfers, and puts each where it is to lie."""
+        deadline = time.monotonic() + self._patience_s
+        while not self.has(wanted):
+            missing = {part for name, part, tag in wanted if (name, part, tag) not in self._whole}
+            if missing & self._gone:
+                raise RuntimeError(f"connection closed by peer {min(missing & self._gone)}")
+            if time.monotonic() >= deadline or any(name != self._name for name, _, _ in wanted):
+                raise RuntimeError(f"timed out waiting for peers {sorted(missing)}")
+            self._take(TURN_S)
+        for key, into in wanted.items():
+            self._whole.discard(key)
+            data = bytearray().join(self._arrived.pop(key))
+            if len(data) != into.numel() * into.element_size():
+                raise RuntimeError(f"peer {key[1]} sent {len(data)} bytes for a tensor of another size")
+            into.copy_(torch.frombuffer(data, dtype=into.dtype).view(into.shape))
+
+    def has(self, wanted: dict[Key, Tensor]) -> bool:
+        """Whether all of these have come."""
+        return all(key in self._whole for key in wanted)
+
+    def is_over(self, wanted: dict[Key, Tensor]) -> bool:
+        """Whether all of these have come, or never will."""
+        self._take(0.0)
+        return self.has(wanted) or any(key[1] in self._gone for key in wanted if key not in self._whole)
+
+
+class Work:
+    """One transfer under way; see `thinwire.placement.crew.Work`."""
+
+    def __init__(self, carrier: Sealed, wanted: dict[Key, Tensor]) -> None:
+        self._carrier, self._wanted = carrier, wanted
+
+    def is_completed(self) -> bool:
+        return self._carrier.is_over(self._wanted)
+
+    def wait(self) -> None:
+        wanted, self._wanted = self._wanted, {}
+        if wanted:
+            self._carrier.await_all(wanted)
