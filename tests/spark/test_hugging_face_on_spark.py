@@ -17,7 +17,7 @@ pytest.importorskip("peft", reason="peft is not installed: pip install 'thinwire
 
 from tests.hugging import adapted, bert, texts, tokenizer
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.filterwarnings("ignore:.*:FutureWarning")]  # of peft, by transformers
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:
