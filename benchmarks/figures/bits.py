@@ -6,7 +6,7 @@
 Rows are drawn from a network of random weights, with a tenth of the labels drawn anew, and no row is seen twice. The
 network has 223,000 parameters, so that messages are long beside what is said with them. Free communication is
 `Synchronous` on a wire that takes no time. "4/9" is four bits in nine fragments, "4" in as many as Relay chooses,
-"auto" what Relay chooses.
+"auto" what Relay chooses. "auto+displacements" and "auto+gradients" say what is sent as well.
 """
 
 from __future__ import annotations
@@ -64,8 +64,10 @@ def drawn(count: int) -> dict[str, np.ndarray[Any, Any]]:
 def strategy_of(bits: str) -> tw.Strategy:
     if bits == FREE:
         return tw.Synchronous()
-    width, _, count = bits.partition("/")
-    return tw.Relay(bits="auto" if width == "auto" else int(width), fragments=int(count) if count else "auto")
+    packed, _, sends = bits.partition("+")
+    width, _, count = packed.partition("/")
+    kept: dict[str, Any] = {"bits": "auto" if width == "auto" else int(width), "sends": sends or "auto"}
+    return tw.Relay(**kept, fragments=int(count) if count else "auto")
 
 
 def trial(given: argparse.Namespace, ratio: float, bits: str, seed: int) -> dict[str, Any]:
