@@ -186,6 +186,8 @@ def backpropagation_traffic(processes: int, neurons: Sequence[int], examples: in
     (Traffic(messages=6.0, units=33.0), Traffic(messages=8.0, units=24.0), Traffic(messages=6.0, units=18.0))
     >>> sum(t.messages for t in each.values()) == backpropagation_messages(4, 3, 1)
     True
+    >>> sum(t.messages for t in backpropagation_traffic(1, [10, 8, 4], 1).values())  # one process sends nothing
+    0.0
 
     Shrivastava et al. (2017): messages as in their analysis, units from its description of what is sent.
     """
