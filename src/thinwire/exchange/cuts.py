@@ -11,6 +11,9 @@ from thinwire.exchange.notes import is_setting
 from thinwire.parameters import GRAIN, Fragment, fragments
 from thinwire.strategies import Setting
 
+FORMER = ("rate", "group")
+"""What settings of earlier versions say too, and nobody reads."""
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -73,12 +76,20 @@ class Cuts:
 
     @classmethod
     def from_json(cls, data: list[dict[str, Any]]) -> Cuts:
-        if not data or not all(is_setting(d["setting"]) for d in data):
+        settings: list[Any] = [_without_former(d["setting"]) for d in data]
+        if not data or not all(map(is_setting, settings)):
             raise CheckpointError("the settings of a joint state are damaged; go on from another checkpoint")
-        read = [Cut(int(d["size"]), Setting(**d["setting"]), int(d["since"]), int(d["cycles"])) for d in data]
+        read = [
+            Cut(int(d["size"]), Setting(**setting), int(d["since"]), int(d["cycles"]))
+            for d, setting in zip(data, settings, strict=True)
+        ]
         cuts = cls(read[0])
         cuts._cuts = read
         return cuts
+
+
+def _without_former(setting: Any) -> Any:
+    return {k: v for k, v in setting.items() if k not in FORMER} if isinstance(setting, dict) else setting
 
 
 @lru_cache(maxsize=16)
