@@ -141,8 +141,8 @@ STRATEGIES: dict[str, tw.Strategy] = {
     "EAMSGD": tw.EASGD(period=2, momentum=0.5),
     "DeepSpark": tw.DeepSpark(period=2),
     "MPCA": tw.MPCA(),
-    "Relay": tw.Relay(),
-    "Auto": tw.Auto(),
+    "Relay, displacements": tw.Relay(sends="displacements"),
+    "Auto, displacements": tw.Auto(sends="displacements"),
 }
 
 

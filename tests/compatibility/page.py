@@ -23,7 +23,8 @@ what the runs came to. A cell says one of two things:
   to use instead.
 
 A test fails where a cell is neither, or is not what this page says. The tables leave out what virtual time cannot run:
-`exchange="spark"` and `Pipeline`.
+`exchange="spark"` and `Pipeline`. `Relay` and `Auto` are here with `sends="displacements"`; what they do with gradients
+is compared in `tests/simulated/test_joint_optimizer.py`.
 """
 
 

@@ -97,7 +97,7 @@ class Hand:
             JointState(s, r.vector.detach(), count) for s, r in zip(self.strategies, self.replicas, strict=True)
         ]
         self.ahead = [
-            Ahead(r, j, s.rule)  # type: ignore[attr-defined]
+            Ahead(r, j, s.joint_optimizer.rule)  # type: ignore[attr-defined]
             for r, j, s in zip(self.replicas, self.joints, self.strategies, strict=True)
         ]
         self.made = [0] * count

@@ -81,7 +81,7 @@ def test_a_transform_that_is_given_again_comes_after_the_stored_decoder() -> Non
 def test_tied_weights_stay_tied(given: Any) -> None:
     trained = Tied()
     state = {name: value.clone() for name, value in trained.state_dict().items()}
-    predictor = Predictor(skeleton_of(given), save(state), f"tied-{given}", ("x",), "regression", 8)
+    predictor = Predictor(skeleton_of(given), save(state), f"tied-{given}", ("x",), ("x",), "regression", 8)
     module = predictor.module()
     assert module.inner.weight is module.outer.weight
     assert torch.equal(module.inner.weight, trained.inner.weight)

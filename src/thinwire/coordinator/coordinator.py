@@ -11,7 +11,6 @@ from thinwire import events
 from thinwire.coordinator import failures
 from thinwire.coordinator.attendance import Attendance
 from thinwire.coordinator.ending import Ending
-from thinwire.coordinator.member import Seat
 from thinwire.coordinator.membership import Decision, JointModelLost, Lost, Membership, Stalled
 from thinwire.coordinator.model_chunks import ShownModels
 from thinwire.coordinator.outcome import Outcome, Policy
@@ -21,6 +20,7 @@ from thinwire.coordinator.rate_limit import RateLimit
 from thinwire.coordinator.records import Records
 from thinwire.coordinator.slots import Slots
 from thinwire.coordinator.stopping import TRAIN_LOSS
+from thinwire.coordinator.training_time import TrainingTime
 from thinwire.errors import DataError, ProtocolError
 from thinwire.protocol import messages
 from thinwire.protocol.clock import REAL, Time
@@ -63,12 +63,14 @@ class Coordinator:
         self._ending = Ending(self.membership, policy.group_size, self._send)
         outward: dict[str, Any] = {"clock": time.now, "send": self._send, "emit": self._emit}
         self.publications = Publications(self.membership, policy, self.outcome, commit=commit, meta=meta, **outward)
-        self._trained_before = float((resumed or {}).get("train_s", 0.0))
         if resumed:
             self.publications.load(resumed)
         self._attendance = Attendance(
             self.membership, workforce, policy, self.outcome, self._ending, self.records, **outward
         )
+        before = float((resumed or {}).get("train_s", 0.0))
+        parts = (self.membership, self.records, self._attendance, self._ending, time.now)
+        self.training_time = TrainingTime(policy, *parts, before=before)
         self._limit = RateLimit()
         self._pending_stop: str | None = None
         self._started = self._time.now()
@@ -90,12 +92,6 @@ class Coordinator:
         for worker, attempt in self.membership.roster.standing.items():
             self._send(worker, attempt, Leave(why="the run is over", done=True))
         return self._summed()
-
-    @property
-    def train_s(self) -> float:
-        """Seconds of training up to now, those of the run that this one goes on from among them."""
-        begun, ended = self._ending.trained_from, self._ending.since
-        return self._trained_before + (0.0 if begun is None else (ended or self._time.now()) - begun)
 
     def interrupt(self, reason: str = "interrupted") -> None:
         """Asks the run to save a checkpoint and stop at its next round."""
@@ -164,7 +160,11 @@ class Coordinator:
             case messages.Happened():
                 self._on_event(body)
             case messages.Failed():
-                self._on_failed(seat, body)
+                if body.kind == "DivergedError":
+                    self.publications.stop()
+                event, error = failures.failure(seat, body, self.outcome)
+                self._emit(event)
+                raise error
             case messages.Shown():
                 self._on_shown(worker, body, message.payload)
             case messages.Result():
@@ -216,13 +216,6 @@ class Coordinator:
             whose = self.membership.seats.get(int(fields["worker"]))
             fields["host"] = "" if whose is None else whose.host
         self._emit(self.outcome.heed(happened.type(**fields)))
-
-    def _on_failed(self, seat: Seat, failed: messages.Failed) -> None:
-        if failed.kind == "DivergedError":
-            self.publications.stop()
-        event, error = failures.failure(seat, failed, self.outcome)
-        self._emit(event)
-        raise error
 
     def _on_shown(self, worker: int, shown: messages.Shown, payload: memoryview | None) -> None:
         if payload is None or self._show is None or shown.part >= self._policy.group_size:
@@ -297,8 +290,8 @@ class Coordinator:
         if makes_room:
             self._act(self._slots.make_room(done, missed, now))
         alive, more = members.working, makes_room and self._slots.room_for(done, missed, now)
-        if not stopping:
-            self._look_at_the_clock()
+        if not stopping and (over := self.training_time.over()) is not None:
+            self._ask_to_stop(over.reason, early=over.early)
         if (
             alive
             and alive <= attendance.finished
@@ -310,18 +303,6 @@ class Coordinator:
             self._ending.begin(now)
             attendance.dismiss(members.roster.present - alive)
             self._ending.conclude()
-
-    def _look_at_the_clock(self) -> None:
-        """Ends a run whose time is over, or in which all have done their epochs and some have gone on past them."""
-        policy, members = self._policy, self.membership
-        if policy.seconds is not None and self.train_s >= policy.seconds:
-            self._ask_to_stop(f"{policy.seconds:g} s of training are over", early=True)
-        if policy.epochs is None or len(members.agreement.members) < policy.workers:
-            return
-        at = {worker: self.records.progress_of(worker).get("position") or (0, 0) for worker in members.working}
-        done = {w for w, (epoch, _) in at.items() if epoch >= policy.epochs} | self._attendance.finished
-        if any(tuple(place) > (policy.epochs, 0) for place in at.values()) and members.working <= done:
-            self._ask_to_stop("all rows done")
 
     def _check_progress(self, *, over: bool) -> None:
         """Ends a run in which no worker gets on."""

@@ -29,6 +29,10 @@ GRID = 5
 """Knots of the elastic field, in each direction."""
 
 
+OPEN: list[Callable[[Any], Any]] = []
+"""What opens a source: `thinwire.data.sources` puts it here, which knows sources of this kind by their names."""
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class Deform:
@@ -163,9 +167,7 @@ class Deformed:
 
     @cached_property
     def _held(self) -> tuple[Array, Array, Any]:
-        from thinwire.data.sources import open_source
-
-        return read(open_source(self.source))
+        return read(OPEN[0](self.source))
 
 
 @final

@@ -15,6 +15,7 @@ import torch
 from thinwire.data import builtin
 from thinwire.data.arrays import named_pair, table_of_arrays
 from thinwire.data.columns import is_prepared, prepared, refuse_other_schema
+from thinwire.data.deformed import OPEN, Deformed
 from thinwire.data.files import FileSource, open_files
 from thinwire.errors import DataError, nearest
 from thinwire.records import collected, is_rdd
@@ -148,8 +149,6 @@ class _Plain:
 def _named_or_files(text: str) -> Source:
     body, split, rows = _without_options(text)
     if rows is not None:
-        from thinwire.data.deformed import Deformed
-
         return Deformed(body if split is None else f"{body}?split={split}", rows=rows)
     name, colon, folder = body.partition(":")
     if name in builtin.NAMES and (colon or name == "digits" or not os.path.exists(body)):
@@ -223,3 +222,6 @@ def _table(data: object) -> Any:
     if isinstance(data, Mapping):
         return table_of_arrays(data)
     return pa.table(data) if hasattr(data, "__arrow_c_stream__") else None
+
+
+OPEN.append(open_source)

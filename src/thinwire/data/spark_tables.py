@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from thinwire.data.tables import Category, Moments, category_of, refuse_category, refuse_kind
+from thinwire.data.categories import Category, Moments, category_of, refuse_category, refuse_kind
 from thinwire.errors import DataError, nearest
-
-if TYPE_CHECKING:
-    from thinwire.data.tables import TableEncoder
 
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
 _FLOAT = ("float", "double")
 
 
-def tallies(frame: Any, encoder: TableEncoder) -> tuple[dict[str, Counter[Category]], dict[str, Moments]]:
+class Columns(Protocol):
+    """What an encoder is to learn of which columns; `thinwire.data.tables.TableEncoder` is one."""
+
+    @property
+    def columns(self) -> Sequence[str]: ...
+    @property
+    def categorical(self) -> Sequence[str]: ...
+    @property
+    def numeric(self) -> Sequence[str]: ...
+    @property
+    def min_count(self) -> int: ...
+    @property
+    def most_categories(self) -> int: ...
+
+
+def tallies(frame: Any, encoder: Columns) -> tuple[dict[str, Counter[Category]], dict[str, Moments]]:
     """How often each frequent category is there, and the moments of numbers."""
     kinds = dict(frame.dtypes)
     for name in encoder.columns:
@@ -31,7 +44,7 @@ def tallies(frame: Any, encoder: TableEncoder) -> tuple[dict[str, Counter[Catego
     return _counts(frame, encoder, kinds), _moments(frame, encoder)
 
 
-def _counts(frame: Any, encoder: TableEncoder, kinds: dict[str, str]) -> dict[str, Counter[Category]]:
+def _counts(frame: Any, encoder: Columns, kinds: dict[str, str]) -> dict[str, Counter[Category]]:
     """The most frequent categories of all columns, by one shuffle of (column, value as a text)."""
     from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
     from pyspark.sql.window import Window
@@ -78,7 +91,7 @@ def _parsed(text: str, kind: str) -> Any:
     return Decimal(text) if kind.startswith("decimal") else text
 
 
-def _moments(frame: Any, encoder: TableEncoder) -> dict[str, Moments]:
+def _moments(frame: Any, encoder: Columns) -> dict[str, Moments]:
     from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
     if not encoder.numeric:

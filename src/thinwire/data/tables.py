@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
+from thinwire.data.categories import WHOLE, Category, Moments, Scale, category_of, refuse_category, refuse_kind
 from thinwire.data.columns import count_nulls, is_number, stored_array
 from thinwire.data.sources import open_source, plain, select
 from thinwire.errors import ConfigError, DataError
@@ -30,9 +31,6 @@ NULL, UNSEEN = 0, 1
 FIRST = 2
 """The index of the most frequent category."""
 MOST_CATEGORIES = 10_000_000
-Category = str | int
-Scale = tuple[float, float]
-_WHOLE = 2.0**63
 
 
 @final
@@ -251,7 +249,7 @@ class _Lookup:
         if self._text and not lacking.all():
             raise self._other_kind(values[~lacking][0].item())
         found = np.where(lacking, NULL, UNSEEN).astype(np.int64)
-        fits = ~lacking & (values < _WHOLE) & (values >= -_WHOLE)
+        fits = ~lacking & (values < WHOLE) & (values >= -WHOLE)
         if values.dtype.kind == "f":
             fits &= np.floor(values) == values
         words = np.where(fits, values, 0).astype(np.int64)
@@ -267,81 +265,6 @@ class _Lookup:
             f"column {self._column!r} holds {reprlib.repr(value)}, and held {was} when the encoder was fitted; the "
             "same kind is needed. Cast the column, or fit the encoder on data of this kind."
         )
-
-
-def category_of(value: Any) -> Category | None:
-    """A value as a category: text, or a whole number, which booleans and whole floats are too; None for another.
-
-    >>> category_of("a"), category_of(True), category_of(3.0), category_of(0.5)
-    ('a', 1, 3, None)
-    """
-    if isinstance(value, str):
-        return value
-    try:
-        found = int(value)
-        return found if found == value and abs(found) < _WHOLE else None
-    except (OverflowError, TypeError, ValueError):
-        return None
-
-
-def refuse_category(column: str, value: Any) -> DataError:
-    """The error for a value that is no category."""
-    return DataError(
-        f"column {column!r} holds {reprlib.repr(value)} ({type(value).__name__}), which is no category; text, whole "
-        "numbers below 2**63 and booleans are. Name the column as numeric, or cast it to text."
-    )
-
-
-def refuse_kind(column: str, kind: Any, role: str) -> DataError:
-    """The error for a column whose type does not go with what it is named for."""
-    allowed = "text, whole numbers and booleans" if role == "categorical" else "numbers and booleans"
-    return DataError(
-        f"column {column!r} holds {kind}, and the encoder has it as {role}; {allowed} can be. Cast it, make such "
-        "columns of it (day of the week, hour), or leave it out of the encoder."
-    )
-
-
-# -- numbers ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Moments:
-    """Count, mean and sum of squared deviations of numbers; those of parts are put together exactly (Chan et al.)."""
-
-    count: int = 0
-    mean: float = 0.0
-    squares: float = 0.0
-
-    def __add__(self, other: Moments) -> Moments:
-        """Of both together.
-
-        >>> Moments(2, 1.0, 2.0) + Moments(2, 3.0, 2.0)
-        Moments(count=4, mean=2.0, squares=8.0)
-        """
-        count = self.count + other.count
-        if not count:
-            return self
-        apart = other.mean - self.mean
-        mean = self.mean + apart * other.count / count
-        return Moments(count, mean, self.squares + other.squares + apart**2 * self.count * other.count / count)
-
-    @classmethod
-    def of(cls, values: np.ndarray[Any, Any]) -> Moments:
-        """Of some numbers; those that are not finite are left out."""
-        values = values[np.isfinite(values)]
-        return cls(len(values), float(values.mean()), float(values.var() * len(values))) if len(values) else cls()
-
-    @property
-    def scale(self) -> Scale:
-        """Mean and deviation; 0 and 1 of none, and deviation 1 of numbers that are all the same."""
-        deviation = math.sqrt(self.squares / self.count) if self.count else 0.0
-        usable = math.isfinite(deviation) and deviation > abs(self.mean) * 1e-12
-        return _rounded(self.mean), _rounded(deviation) if usable else 1.0
-
-
-def _rounded(value: float) -> float:
-    """To 12 digits: how rows were dealt out changes later ones."""
-    return float(f"{value:.12g}")
 
 
 # -- over Arrow's batches ---------------------------------------------------------------------------------------------
@@ -418,7 +341,7 @@ def _stored(state: Mapping[str, Any], key: str, names: Sequence[str]) -> Mapping
 
 def _stored_words(name: str, given: Any) -> tuple[Category, ...]:
     kinds = {type(word) for word in given} if isinstance(given, list | tuple) else {type(given)}
-    fits = kinds <= {str} or (kinds == {int} and all(abs(word) < _WHOLE for word in given))
+    fits = kinds <= {str} or (kinds == {int} and all(abs(word) < WHOLE for word in given))
     if not isinstance(given, list | tuple) or not fits or len(set(given)) != len(given):
         raise ConfigError(
             f"TableEncoder.vocabularies.{name} = {reprlib.repr(given)} is no list of different categories"

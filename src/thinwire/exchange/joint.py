@@ -63,6 +63,12 @@ def _full(value: Any, size: int) -> bool:
     return isinstance(value, Tensor) and value.dim() == 1 and value.numel() == size
 
 
+def check_order(round: int, landed: int) -> None:
+    """Raises where a round is not the next one to land."""
+    if round != landed:
+        raise AssertionError(f"round {round} lands out of order: {landed} is next")
+
+
 class JointState:
     """The joint state, the number of rounds merged into it, and the cuts those rounds follow.
 
@@ -91,11 +97,6 @@ class JointState:
     def model(self) -> Tensor | None:
         """The joint model x̃; None where the replica itself is the joint model."""
         return getattr(self.state, "model", None)
-
-    @property
-    def kept(self) -> tuple[Tensor, ...]:
-        """What a joint optimizer keeps beside the model; nothing where there is none."""
-        return tuple(self.state[1:]) if self.strategy.accumulates else ()
 
     def fragment(self, round: int) -> Fragment:
         return self.cuts.at(round).fragment(round)
@@ -135,7 +136,7 @@ class JointState:
     def land(self, round: int, fragment: Fragment, mean: Tensor, out: Tensor | None = None) -> Tensor:
         """Merges a round's mean; returns the reply, in `out` where it is given, which may be the mean itself."""
         with self.lock:
-            self._is_next(round)
+            check_order(round, self.landed)
             cut = self.cuts.at(round)
             reply = self.merge(fragment, mean, cut.cycle(round), cut.setting, out)
             self.landed = round + 1
@@ -173,10 +174,11 @@ class JointState:
         Raises:
             DivergedError: The joint model, or the optimizer's state, is not finite after it.
         """
-        reply = torch.empty_like(gradients) if out is None else out
+        reply, optimizer = torch.empty_like(gradients) if out is None else out, self.strategy.joint_optimizer
+        assert optimizer is not None
         for piece, near in pieces(taken.fragment, self.state, self.size):
             state = slice_state(self.state, piece, self.size)
-            merged = self.strategy.optimize(state, near.of(gradients), replace(taken, fragment=piece))
+            merged = optimizer.optimize(state, near.of(gradients), replace(taken, fragment=piece))
             for index, values in enumerate(merged):
                 self._check(values, taken.fragment, "the joint optimizer's state" if index else MODEL)
             near.of(reply).copy_(merged.model)
@@ -204,7 +206,8 @@ class JointState:
             square: the mean square norm of one worker's mean gradient.
         """
         with self.lock:
-            self._is_next(round)
+            check_order(round, self.landed)
+            optimizer = self.strategy.joint_optimizer
             if taken is None:
                 reply = torch.empty_like(gradients) if out is None else out
                 reply.copy_(fragment.of(self.state.model))
@@ -216,14 +219,10 @@ class JointState:
                 reply = self.optimize(gradients, replace(taken, behind=self.behind), out)
                 self.version = max(self.version, taken.before + taken.steps)
                 for number in taken.absent:
-                    if self.strategy.begins(number, fragment):
+                    if optimizer is not None and optimizer.rule.begins(number, fragment):
                         self.behind[number] = self.behind.get(number, 0) + taken.steps
             self.landed = round + 1
             return reply
-
-    def _is_next(self, round: int) -> None:
-        if round != self.landed:
-            raise AssertionError(f"round {round} lands out of order: {self.landed} is next")
 
     def _check(self, values: Tensor, fragment: Fragment, what: str = MODEL) -> None:
         if not is_finite(values):

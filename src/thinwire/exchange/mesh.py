@@ -27,8 +27,13 @@ from thinwire.parameters import Fragment
 from thinwire.protocol.identifiers import before, train_number
 from thinwire.protocol.messages import Commit
 from thinwire.protocol.observation import Merged
+from thinwire.rules.compression import codec
 from thinwire.rules.finite import count_not_finite
+from thinwire.rules.stillness import common, still
 from thinwire.transport.ports import Link
+
+KNOWS_ZERO = 4
+"""Bits of a value from which on a codec has a code for zero."""
 
 
 class Mesh(Member):
@@ -73,6 +78,8 @@ class Mesh(Member):
                     self._spares.give(spare)
             elif values is spare:  # until the round has landed: it may have to be launched again
                 self._values[round] = spare
+            if values is not None and codec(self._codec_of(round)).bits < KNOWS_ZERO:
+                note = note | {"still": still(values, fragment.start)}
         with self._numbering:
             self._claimed.discard(round)
         self.launch(Launch(f"train:{round}", fragment, self._codec_of(round), values, weight, note))
@@ -150,9 +157,16 @@ class Mesh(Member):
                     self._next_round = max(self._next_round, round + 1)
             self._rounds.launch(self._means.aside(key, fragment, name, self._note()))
 
+    def _keep_still(self, done: Completed) -> None:
+        """What no contributor has moved stays: a codec of signs makes something of every zero."""
+        given = [n["still"] for worker, n in done.notes.items() if "still" in n and worker not in done.dropped]
+        for start, stop in common(given):
+            done.mean[max(0, start - done.fragment.start) : max(0, stop - done.fragment.start)] = 0.0
+
     def _land(self, round: int, done: Completed) -> Tensor:
         """Merges a round into the joint state; returns the reply, where the mean was."""
-        if not self._joint.strategy.accumulates:
+        if self._joint.strategy.joint_optimizer is None:
+            self._keep_still(done)
             return self._joint.land(round, done.fragment, done.mean, out=done.mean)
         given = {worker: note for worker, note in done.notes.items() if worker not in done.dropped}
         taken = None if done.empty else taken_of(given, done.fragment)
@@ -187,7 +201,8 @@ class Mesh(Member):
             done, own = self._ready[round], round in self._contributed
             snapshot = None if own else self._joint.old_model(done.fragment)
             reply = self._land(round, done)
-            merged = Merged(self._rounds.generation, self._joint.landed, reply, self._joint.model, self._joint.kept)
+            kept = () if self._joint.strategy.joint_optimizer is None else tuple(self._joint.state[1:])
+            merged = Merged(self._rounds.generation, self._joint.landed, reply, self._joint.model, kept)
             self._joint.observe(merged)
             self._forget(round)
             publish = save = False

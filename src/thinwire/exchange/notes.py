@@ -52,6 +52,10 @@ def _is_group(value: Any) -> bool:
     return isinstance(value, dict) and value.keys() <= set(MOVING) and all(map(_is_moved, value.values()))
 
 
+def _is_stretch(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2 and all(map(is_count, value)) and value[0] < value[1]
+
+
 def _is_moved(value: Any) -> bool:
     return is_real(value) or (isinstance(value, list) and len(value) == 2 and all(map(is_real, value)))
 
@@ -63,6 +67,7 @@ _NOTE = form(
     taken=_is_taken,
     groups=list_of(_is_group),
     square=is_real,
+    still=list_of(_is_stretch),
     spread=is_real,
     publish=is_count,
     evaluate=is_truth,
@@ -109,8 +114,8 @@ def taken_of(notes: Mapping[int, Mapping[str, Any]], fragment: Fragment) -> Take
 def _mean_of(said: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The mean of a group's settings that all workers say.
 
-    >>> _mean_of([{"lr": 0.1, "betas": [0.9, 0.99]}, {"lr": 0.3, "betas": [0.8, 0.99]}])
-    {'lr': 0.2, 'betas': (0.85, 0.99)}
+    >>> _mean_of([{"lr": 0.5, "betas": [0.5, 0.75]}, {"lr": 1.5, "betas": [1.0, 0.75]}])
+    {'lr': 1.0, 'betas': (0.75, 0.75)}
     """
     found: dict[str, Any] = {}
     for name in MOVING:

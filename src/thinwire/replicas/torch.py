@@ -265,7 +265,8 @@ class TorchReplica:
 
     def gradient_norm(self) -> float:
         """The length of the gradient as it is now."""
-        found = [p.grad for p in self.parameters.tensors if p.grad is not None]
+        made = (p.grad for p in self.parameters.tensors if p.grad is not None)
+        found = [grad.coalesce().values() if grad.is_sparse else grad for grad in made]
         if not found:
             return 0.0
         return float(torch.stack([torch.linalg.vector_norm(each.float()) for each in found]).norm())

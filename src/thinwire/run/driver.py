@@ -177,7 +177,7 @@ class Run:
             "total_rows": self._coordinator.membership.roster.total_rows,
             "workers_at": at,
             "rows_done": sum(int(each["rows"] or 0) for each in at.values()),
-            "train_s": self._coordinator.train_s,
+            "train_s": self._coordinator.training_time.seconds,
             "thinwire": __version__,
             "finite": True,
         }

@@ -136,25 +136,12 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
         return given
 
     def _fit(self, dataset: Any) -> TorchModel:
-        value = self.getOrDefault
-        by_caffe = self.isSet(self.caffe) or self.isSet(self.solver)
-        if by_caffe == self.isSet(self.model):
-            raise ConfigError(
-                "TorchEstimator needs a model; write TorchEstimator(model=make_net, input_cols=[…]), or "
-                'TorchEstimator(caffe="train_val.prototxt", solver="solver.prototxt")'
-                if not by_caffe
-                else "TorchEstimator has a model and a network of Caffe; leave one of them out"
-            )
+        value, by_caffe = self.getOrDefault, self._is_by_caffe()
         records, dataset = is_rdd(dataset), framed(dataset)
         inputs: Sequence[str] | None = self._of_records(dataset) if records else None
         if self.isSet(self.inputCols):
             inputs = value(self.inputCols)
-        options = dict(value(self.fitOptions))
-        for held in (*(value(self.getParam(name)) for name in sorted(OBJECTS)), *options.values()):
-            if isinstance(held, Withheld):
-                raise WithheldError(held.why)
-        if self.isSet(self.validationIndicatorCol):
-            options["validation"] = value(self.validationIndicatorCol)
+        options = self._options()
         cluster = options.pop("cluster", None) or Spark(
             workers=value(self.numWorkers) if self.isSet(self.numWorkers) else None, session=dataset.sparkSession
         )
@@ -197,6 +184,30 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
             made._set(task=task)
         made.parent = self
         return made
+
+    def _is_by_caffe(self) -> bool:
+        """Whether prototxts say what is trained."""
+        by_caffe = self.isSet(self.caffe) or self.isSet(self.solver)
+        if by_caffe == self.isSet(self.model):
+            raise ConfigError(
+                "TorchEstimator needs a model; write TorchEstimator(model=make_net, input_cols=[…]), or "
+                'TorchEstimator(caffe="train_val.prototxt", solver="solver.prototxt")'
+                if not by_caffe
+                else "TorchEstimator has a model and a network of Caffe; leave one of them out"
+            )
+        return by_caffe
+
+    def _options(self) -> dict[str, Any]:
+        """Arguments of `fit` that are no parameters of their own; code that was withheld on load is refused."""
+        options = dict(self.getOrDefault(self.fitOptions))
+        params = (self.getParam(name) for name in sorted(OBJECTS))
+        given = [self.getOrDefault(param) for param in params if self.isDefined(param)]
+        for held in (*given, *options.values()):
+            if isinstance(held, Withheld):
+                raise WithheldError(held.why)
+        if self.isSet(self.validationIndicatorCol):
+            options["validation"] = self.getOrDefault(self.validationIndicatorCol)
+        return options
 
     def _by_model(self, dataset: Any, inputs: Sequence[str] | None, options: dict[str, Any]) -> OfTable:
         """The network, the transform before it and its inputs; a table's encoder is fitted."""

@@ -101,12 +101,12 @@ class Predictor:
 
     def examples(self, row: Any, *, whole: bool = False) -> list[torch.Tensor]:
         """Inputs of the network for copies of one row, on the CPU."""
-        batch = prepared(pa.Table.from_batches([row] * ROWS).combine_chunks().to_batches()[0], self.inputs)
+        batch = prepared(pa.Table.from_batches([row] * ROWS).combine_chunks().to_batches()[0], self.reads)
         return [tensor.cpu() for tensor in self.tensors(self._given(batch), whole=whole)]
 
     def one(self, values: Sequence[Any]) -> tuple[np.ndarray[Any, Any], ...]:
         """The same of one row, given as ML vectors, arrays and numbers."""
-        given = {name: _one_row(name, value) for name, value in zip(self.inputs, values, strict=True)}
+        given = {name: _one_row(name, value) for name, value in zip(self.reads, values, strict=True)}
         module = self.module()
         with torch.inference_mode():
             tensors = self.tensors(given, whole=getattr(module, "takes_columns", False))

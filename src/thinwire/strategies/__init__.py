@@ -1,11 +1,12 @@
 """What replicas tell each other, and what they do with the answer: one file a strategy."""
 
 from thinwire.strategies.auto import Auto
-from thinwire.strategies.base import Joint, Measured, Nothing, Progress, Setting, Share, Strategy, Taken
+from thinwire.strategies.base import Joint, Measured, Nothing, Progress, Setting, Share, Strategy
 from thinwire.strategies.deepspark import DeepSpark
 from thinwire.strategies.diloco import DiLoCo
 from thinwire.strategies.easgd import EASGD
 from thinwire.strategies.handlers import Eventual, Strict, TableHandlers, TableTuple
+from thinwire.strategies.joint_optimizer import JointOptimizer, Taken
 from thinwire.strategies.mpca import MPCA
 from thinwire.strategies.parameter_table import ParameterTable
 from thinwire.strategies.registry import STRATEGIES, name_of, strategy
@@ -23,6 +24,7 @@ __all__ = [
     "DiLoCo",
     "Eventual",
     "Joint",
+    "JointOptimizer",
     "Measured",
     "Nothing",
     "ParameterTable",

@@ -14,11 +14,11 @@ The engine owns the loop. For one worker, with every place marked where the stra
             reply, joint[fragment] = strategy.merge(joint[fragment], mean, cycle, setting)
             x[fragment], worker[fragment] = strategy.adopt(worker[fragment], x[fragment], s, reply)   # main
 
-A strategy that `accumulates` contributes gradients, summed since it last contributed the fragment. All workers take the
-same steps of one joint optimizer by their mean, and replicas run ahead of it by their own steps::
+A strategy with a `joint_optimizer` contributes gradients, summed since it last contributed the fragment. All workers
+take the same steps of that optimizer by their mean, and replicas run ahead of it by their own steps::
 
             d = Σ wₜ gₜ                                   # since this fragment's last d; wₜ: rows of the step
-            joint[fragment] = strategy.optimize(joint[fragment], mean, taken)
+            joint[fragment] = strategy.joint_optimizer.optimize(joint[fragment], mean, taken)
             x[fragment] = joint[fragment].model           # main, and then the steps made since d was copied, again
 
 `timing` says what stepping does meanwhile: "barrier" stops until the reply is adopted, "overlap" goes on,
@@ -34,16 +34,17 @@ Every method but `before_step` leaves its arguments as they were.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from thinwire.parameters import FlatParameters, Fragment
+from thinwire.parameters import FlatParameters
 from thinwire.rules import averaging
 from thinwire.rules.compression import codec as codec_by_name
 from thinwire.rules.period import Link
+from thinwire.strategies.joint_optimizer import JointOptimizer
 
 Timing = Literal["barrier", "overlap", "async"]
 Subject = Literal["parameters", "gradients"]
@@ -87,28 +88,6 @@ class Share:
     rows: float
     """Of a gradient, the sum of the rows' weights where they have weights."""
     lead: bool
-
-
-@dataclass(frozen=True)
-class Taken:
-    """The steps that a round's gradients were taken for, and that the joint optimizer takes by their mean."""
-
-    fragment: Fragment
-    """The stretch of the flat vector at hand."""
-    rows: float
-    """How many rows, or how much weight of rows, a mean contribution is the sum of."""
-    steps: int
-    """Optimizer steps to take, all by the same mean gradient."""
-    before: int
-    """Steps that were taken of this stretch before."""
-    noise: float = 1.0
-    """How many times larger the mean square of one step's mean gradient is than that of the gradient at hand."""
-    groups: tuple[Mapping[str, Any], ...] = ()
-    """Settings that schedules move, by the optimizer's groups; those that the optimizer was made with where empty."""
-    absent: frozenset[int] = frozenset()
-    """Parameters, by number, that have no gradient and take no step."""
-    behind: Mapping[int, int] = field(default_factory=dict)
-    """By parameter, how many of the steps before it had no gradient in."""
 
 
 @dataclass(frozen=True)
@@ -168,14 +147,12 @@ class Strategy(ABC):
     guards: ClassVar[bool] = False
     """Whether it wants the joint model compared with replicas early in a run (`Measured.hurts`)."""
 
+    joint_optimizer: ClassVar[JointOptimizer | None] = None
+    """What takes the joint optimizer's steps, where contributions are gradients, or sums of them."""
+
     searches: ClassVar[bool] = False
     """Whether an optimizer may evaluate loss and gradient over all workers' rows as often as it likes, a round each:
     what is adopted of a round is the mean gradient itself."""
-
-    @property
-    def accumulates(self) -> bool:
-        """Whether contributions are sums of gradients, by which one joint optimizer steps (`optimize`)."""
-        return False
 
     @property
     def replicated(self) -> bool:
@@ -258,14 +235,6 @@ class Strategy(ABC):
     @abstractmethod
     def merge(self, joint: Any, mean: Tensor, cycle: int, setting: Setting) -> tuple[Tensor, Any]:
         """The reply and the new joint state, from the weighted mean of the contributions."""
-
-    def optimize(self, joint: Any, gradients: Tensor, taken: Taken) -> Any:
-        """The new joint state after the joint optimizer's steps, from the mean of summed gradients."""
-        raise NotImplementedError(f"{type(self).__name__} does not accumulate gradients")
-
-    def begins(self, number: int, fragment: Fragment) -> bool:
-        """Whether a parameter, by number, has its first value in a fragment; asked where gradients accumulate."""
-        return False
 
     @abstractmethod
     def adopt(self, worker: Any, x: Tensor, snapshot: Tensor, reply: Tensor) -> tuple[Tensor, Any]:

@@ -15,10 +15,10 @@ from thinwire.errors import ConfigError
 from thinwire.parameters import FlatParameters, Fragment
 from thinwire.rules.optimizer import FlatOptimizer
 from thinwire.rules.staleness import compensate
-from thinwire.strategies.base import Nothing, Progress, Setting, Share, Strategy, Subject, Taken
+from thinwire.strategies.base import Nothing, Progress, Setting, Share, Strategy, Subject
 from thinwire.strategies.checks import at_least, count_or
 from thinwire.strategies.handlers import TableHandlers, handlers_of
-from thinwire.strategies.joint_optimizer import opened, optimized
+from thinwire.strategies.joint_optimizer import JointOptimizer, Taken
 from thinwire.strategies.served import Served
 
 
@@ -90,7 +90,7 @@ class ParameterTable(Served):
         return float(share.rows)
 
     def open(self, x: Tensor) -> tuple[Any, Nothing]:
-        return opened(self._rule, x), Nothing()
+        return self.joint_optimizer.open(x), Nothing()
 
     def parameters_in(self, fragment: Fragment) -> Sequence[int]:
         return [number for number, _ in self._rule.inside(fragment)]
@@ -99,12 +99,13 @@ class ParameterTable(Served):
         return compensate(values, now, then, self.compensation) if self.compensation and then is not None else values
 
     def merge(self, joint: Any, mean: Tensor, cycle: int, setting: Setting) -> tuple[Tensor, Any]:
-        whole = Fragment(0, mean.numel())
-        merged = self.optimize(joint, mean, Taken(whole, rows=1.0, steps=1, before=cycle))
+        whole = Taken(Fragment(0, mean.numel()), rows=1.0, steps=1, before=cycle)
+        merged = self.joint_optimizer.optimize(joint, mean, whole)
         return merged.model, merged
 
-    def optimize(self, joint: Any, gradients: Tensor, taken: Taken) -> Any:
-        return optimized(self._rule, joint, gradients, taken)
+    @property
+    def joint_optimizer(self) -> JointOptimizer:  # type: ignore[override]
+        return JointOptimizer(self._rule)
 
     def adopt(self, worker: Any, x: Tensor, snapshot: Tensor, reply: Tensor) -> tuple[Tensor, Any]:
         return reply, worker

@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from torch import Tensor
 
 from thinwire.errors import ConfigError
-from thinwire.parameters import FlatParameters, Fragment
+from thinwire.parameters import FlatParameters
 from thinwire.rules import compression, outer, relay, staleness
 from thinwire.rules.optimizer import FlatOptimizer
-from thinwire.strategies.base import Measured, Nothing, Progress, Setting, Share, Strategy, Taken, Timing
+from thinwire.strategies.base import Measured, Nothing, Progress, Setting, Share, Strategy, Timing
 from thinwire.strategies.checks import at_least, one_of, within
-from thinwire.strategies.joint_optimizer import opened, optimized
+from thinwire.strategies.joint_optimizer import JointOptimizer
 from thinwire.units import rate_text, seconds_text
 
 PROBES = (8, 4)
@@ -53,8 +53,6 @@ class Relay(Strategy):
     """
 
     timing: ClassVar[Timing] = "overlap"
-    rule: ClassVar[FlatOptimizer | None] = None
-    """The joint optimizer, once the parameters are known and gradients are what is sent."""
     bits: int | Literal["auto"] = "auto"
     fragments: int | Literal["auto"] = "auto"
     lr: float = 1.0
@@ -74,15 +72,11 @@ class Relay(Strategy):
         within(self, 0, 1, quorum=self.quorum)
 
     @property
-    def accumulates(self) -> bool:
-        return self.rule is not None
-
-    @property
     def ends_in_mean(self) -> bool:  # type: ignore[override]
-        return not self.accumulates
+        return self.joint_optimizer is None
 
     def with_optimizer(self, factory: Callable[[Any], Any]) -> Strategy:
-        return self._knowing(factory=factory)
+        return _knowing(self, factory=factory)
 
     def laid_out(self, parameters: FlatParameters, make: Callable[[Any], Any]) -> Strategy:
         """With the joint optimizer, where gradients are to be sent."""
@@ -90,7 +84,7 @@ class Relay(Strategy):
         if factory is None or self.sends == "displacements":
             return self
         rule = FlatOptimizer(factory, make(factory), parameters)
-        return self._knowing(rule=rule) if self.steps_jointly(rule) else self
+        return _knowing(self, joint_optimizer=JointOptimizer(rule)) if self.steps_jointly(rule) else self
 
     def steps_jointly(self, rule: FlatOptimizer) -> bool:
         """Whether gradients are sent where this is the run's optimizer.
@@ -104,13 +98,6 @@ class Relay(Strategy):
         if why_not and self.sends == "gradients":
             raise ConfigError(f"{type(self).__name__}(sends='gradients') is not possible: {why_not}")
         return not why_not
-
-    def _knowing(self, **found: Any) -> Relay:
-        """The same, with what was found out since it was made."""
-        same = copy.copy(self)
-        for name, value in found.items():
-            object.__setattr__(same, name, value)
-        return same
 
     def setting(self, measured: Measured, current: Setting | None) -> Setting:
         """Probes two sizes first, then follows the measurements; a small change is not worth cutting anew."""
@@ -172,7 +159,7 @@ class Relay(Strategy):
         if self.fragments != "auto":
             count = self.fragments
         least, limit = (count, count) if count else (1, most)
-        choice = tuple(b for b in self._bits(ratio, latency) if b > 1 or not self.accumulates or self.bits == 1)
+        choice = tuple(b for b in self._bits(ratio, latency) if b > 1 or self.joint_optimizer is None or self.bits == 1)
         bits = relay.choose_bits(ratio, choice, workers=measured.workers, least=least, most=limit)
         if not count:
             late = latency + self._rest(measured)  # one piece and the rest of its round are to fit into a step
@@ -189,22 +176,15 @@ class Relay(Strategy):
         return progress.steps_since >= 1
 
     def open(self, x: Tensor) -> tuple[Any, Nothing]:
-        if self.rule is not None:
-            return opened(self.rule, x), Nothing()
+        if self.joint_optimizer is not None:
+            return self.joint_optimizer.open(x), Nothing()
         return RelayJoint(x.clone(), x.new_zeros(x.shape)), Nothing()
 
     def contribute(self, joint: Any, snapshot: Tensor) -> Tensor:
-        return snapshot if self.accumulates else super().contribute(joint, snapshot)
+        return snapshot if self.joint_optimizer is not None else super().contribute(joint, snapshot)
 
     def weight(self, share: Share) -> float:
-        return 1.0 if self.accumulates else float(share.rows)
-
-    def optimize(self, joint: Any, gradients: Tensor, taken: Taken) -> Any:
-        assert self.rule is not None
-        return optimized(self.rule, joint, gradients, taken)
-
-    def begins(self, number: int, fragment: Fragment) -> bool:
-        return self.rule is not None and self.rule.begins(number, fragment)
+        return 1.0 if self.joint_optimizer is not None else float(share.rows)
 
     def merge(self, joint: Any, mean: Tensor, cycle: int, setting: Setting) -> tuple[Tensor, RelayJoint]:
         decay = setting.momentum if setting.momentum is not None else 0.0
@@ -225,3 +205,11 @@ def _steps(ratio: float) -> str:
         return "more than 1,000 steps"
     number = f"{ratio:.0f}" if ratio >= 9.95 else f"{ratio:.1f}".removesuffix(".0")
     return f"{number} step{'' if number == '1' else 's'}"
+
+
+def _knowing(strategy: Relay, **found: Any) -> Relay:
+    """The same strategy with what was found out since it was made."""
+    same = copy.copy(strategy)
+    for name, value in found.items():
+        object.__setattr__(same, name, value)
+    return same

@@ -23,7 +23,6 @@ from thinwire.parameters import Fragment
 from thinwire.protocol import messages
 from thinwire.protocol.forms import Body
 from thinwire.protocol.observation import ReplicaEntered
-from thinwire.rules.optimizer import FlatOptimizer
 from thinwire.strategies import Share, Strategy
 from thinwire.worker.ahead import Ahead
 from thinwire.worker.gradient_stream import Served, average_gradient
@@ -76,8 +75,8 @@ class Worker:
         self.publisher = self.publishes(self, save_part)
         self.gradients = self.strategy.subject == "gradients"
         self.served = Served(self) if self.gradients and self.strategy.timing == "async" else None
-        rule: FlatOptimizer | None = getattr(self.strategy, "rule", None)
-        self.ahead = Ahead(replica, joint, rule) if self.strategy.accumulates and rule is not None else None
+        optimizer = None if self.gradients else self.strategy.joint_optimizer
+        self.ahead = None if optimizer is None else Ahead(replica, joint, optimizer.rule)
         searches = self.gradients and not self.served and replica.searches
         self.search = Search(self) if searches else None
         self._barrier, self._async = self.strategy.timing == "barrier", self.strategy.timing == "async"
