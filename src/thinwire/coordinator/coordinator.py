@@ -55,8 +55,8 @@ class Coordinator:
         observe: Observer = unobserved,
     ) -> None:
         self._hub, self._workforce, self._policy, self._time = hub, workforce, policy, time
-        self._emit_to, self._serve, self._show = emit, serve, show
-        self._shown = ShownModels(policy.group_size)
+        self._emit_to, self._serve = emit, serve
+        self._shown = ShownModels(policy.group_size, show)
         self.membership = Membership(policy.workers, policy.deadlines, policy.helpers, policy.group_size, observe)
         self.outcome, self.records = Outcome(), Records(self._emit)
         self._slots = Slots(self.membership)
@@ -166,7 +166,11 @@ class Coordinator:
                 self._emit(event)
                 raise error
             case messages.Shown():
-                self._on_shown(worker, body, message.payload)
+                asks_to_stop = self._shown.hear(body, message.payload)
+                if asks_to_stop is None:
+                    self._refuse(worker, header_of(body))
+                elif asks_to_stop:
+                    self._ask_to_stop("a callback asked for it", early=True)
             case messages.Result():
                 self._on_result(worker, body, message.payload)
 
@@ -216,14 +220,6 @@ class Coordinator:
             whose = self.membership.seats.get(int(fields["worker"]))
             fields["host"] = "" if whose is None else whose.host
         self._emit(self.outcome.heed(happened.type(**fields)))
-
-    def _on_shown(self, worker: int, shown: messages.Shown, payload: memoryview | None) -> None:
-        if payload is None or self._show is None or shown.part >= self._policy.group_size:
-            self._refuse(worker, header_of(shown))
-            return
-        whole = self._shown.take(shown, payload)
-        if whole is not None and self._show(shown.number, whole):
-            self._ask_to_stop("a callback asked for it", early=True)
 
     def _on_result(self, worker: int, result: messages.Result, payload: memoryview | None) -> None:
         if payload is None or result.part >= self._policy.group_size or not self._ending.begun:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from thinwire.protocol.messages import ModelPiece, Shown
+
+Show = Callable[[int, dict[int, dict[int, bytes]]], bool]
+"""Shows a model of an evaluation; says whether the run is to stop."""
 
 MOST_SHOWN = 4
 """Evaluations whose models may be on their way at once: a worker that was lost never sends the rest of one."""
@@ -42,10 +47,17 @@ class ModelChunks:
 class ShownModels:
     """Takes in the joint models of evaluations, by their numbers."""
 
-    def __init__(self, parts: int) -> None:
-        self._parts = parts
+    def __init__(self, parts: int, show: Show | None) -> None:
+        self._parts, self._show = parts, show
         self._coming: dict[int, ModelChunks] = {}
         self._newest = 0
+
+    def hear(self, shown: Shown, payload: memoryview | None) -> bool | None:
+        """Whether who is shown the model asks to stop; None where the piece is not what it must be."""
+        if payload is None or self._show is None or shown.part >= self._parts:
+            return None
+        whole = self.take(shown, payload)
+        return whole is not None and self._show(shown.number, whole)
 
     def take(self, shown: Shown, payload: memoryview) -> dict[int, dict[int, bytes]] | None:
         """The model, once its last piece has come; pieces of one that is older than the last whole one are dropped."""
