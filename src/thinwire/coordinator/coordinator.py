@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import reprlib
 from collections.abc import Callable, Iterable
@@ -14,7 +15,7 @@ from thinwire.coordinator.ending import Ending
 from thinwire.coordinator.membership import Decision, JointModelLost, Lost, Membership, Stalled
 from thinwire.coordinator.model_chunks import ShownModels
 from thinwire.coordinator.outcome import Outcome, Policy
-from thinwire.coordinator.ports import Commit, Workforce
+from thinwire.coordinator.ports import Commit, Send, Workforce
 from thinwire.coordinator.publications import Publications
 from thinwire.coordinator.rate_limit import RateLimit
 from thinwire.coordinator.records import Records
@@ -56,6 +57,7 @@ class Coordinator:
     ) -> None:
         self._hub, self._workforce, self._policy, self._time = hub, workforce, policy, time
         self._emit_to, self._serve = emit, serve
+        self._send: Send = functools.partial(_send, hub)
         self._shown = ShownModels(policy.group_size, show)
         self.membership = Membership(policy.workers, policy.deadlines, policy.helpers, policy.group_size, observe)
         self.outcome, self.records = Outcome(), Records(self._emit)
@@ -330,9 +332,10 @@ class Coordinator:
         out.lack(missed - self._attendance.done - roster.unreplaced)  # the last are counted already
         return out
 
-    def _send(self, worker: int, attempt: int, body: Body) -> None:
-        self._hub.send(worker, attempt, header_of(body))
-
     def _emit(self, event: events.Event) -> None:
         if self._emit_to(event) is True:
             self._ask_to_stop("a callback asked for it", early=True)
+
+
+def _send(hub: Hub, worker: int, attempt: int, body: Body) -> None:
+    hub.send(worker, attempt, header_of(body))
