@@ -24,7 +24,7 @@ from thinwire.transport import reliable as sure
 from thinwire.worker import nonfinite, worker
 from thinwire.worker import publisher as publishing
 from thinwire_lab.schedules import Schedule, play
-from thinwire_lab.schedules.draw import MENU, NAN_FROM
+from thinwire_lab.schedules.draw import JOINT_FROM, MENU, NAN_FROM
 from thinwire_lab.schedules.many import play_all
 
 SLICES = 8
@@ -47,6 +47,11 @@ def test_what_is_not_finite_is_in_no_model_that_landed_and_in_no_checkpoint() ->
         (v.replay, v.what[:300]) for v in (play(schedule) for schedule in drawn if schedule.group_size == 1) if not v.ok
     ]
     assert not failed
+
+
+def test_one_joint_optimizer_is_the_same_bits_on_all_that_hold_it() -> None:
+    tally = play_all(range(JOINT_FROM, JOINT_FROM + SLICE), jobs=1)
+    assert not tally.failed, [(verdict.replay, verdict.what[:300]) for verdict in tally.failed]
 
 
 @pytest.mark.long
