@@ -100,7 +100,9 @@ def test_a_saved_model_needs_neither_the_files_nor_a_pickle(fitted: TorchModel, 
 
 
 def test_a_saved_estimator_trains_after_it_is_loaded(digits: Any, tmp_path: Path) -> None:
-    estimator(epochs=1, output_blob="ip1").save(str(tmp_path / "made"))
+    made = estimator(epochs=1, output_blob="ip1")
+    plain = {name: held for name, held in made.getOrDefault(made.fitOptions).items() if name != "deadlines"}
+    made._set(fitOptions=plain).save(str(tmp_path / "made"))
     again = TorchEstimator.load(str(tmp_path / "made")).setParams(deadlines=PATIENT, progress=False)
     trained = again.fit(digits.filter("number < 400"))
     assert trained.summary["rows"] == 400
