@@ -6,10 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire.rules.stillness import CELL, MOST, common, still
+from thinwire.rules.stillness import CELL, MOST, SHARE, common, still
 
 
-@given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(0, CELL - 1))
+@given(st.lists(st.booleans(), min_size=1, max_size=2 * MOST - 1), st.integers(0, CELL - 1))
 def test_stretches_are_the_whole_cells_of_zeros(cells: list[bool], short: int) -> None:
     values = torch.cat([torch.full((CELL,), float(moved)) for moved in cells])
     values = values[: len(values) - short]
@@ -32,6 +32,14 @@ def test_of_many_stretches_the_longest_are_told() -> None:
     found = still(values)
     assert len(found) == MOST
     assert found[0] == (0, 5 * CELL)
+
+
+def test_what_is_small_beside_the_whole_is_not_told() -> None:
+    values = torch.ones(2 * SHARE * CELL)
+    values[:CELL] = 0.0
+    assert still(values) == []
+    values[: 2 * CELL] = 0.0
+    assert still(values) == [(0, 2 * CELL)]
 
 
 def test_what_is_common_lies_in_everybodys() -> None:

@@ -9,14 +9,16 @@ from torch import Tensor
 
 CELL = 16
 """Elements that are looked at together; parameters begin at multiples of as many."""
-MOST = 64
-"""Stretches of which a contribution tells, the longest."""
+MOST, SHARE = 4, 64
+"""So many stretches a contribution tells of, the longest, each at least one of so many parts of it: telling is not to
+cost as much as what is told of."""
 
 Stretch = tuple[int, int]
 
 
 def still(values: Tensor, start: int = 0) -> list[Stretch]:
-    """The longest stretches of whole cells that are zero throughout, `values` beginning at `start`.
+    """The longest stretches of whole cells that are zero throughout, `values` beginning at `start`; short ones are not
+    worth their place.
 
     >>> still(torch.cat([torch.zeros(32), torch.ones(16), torch.zeros(8)]), 100)
     [(100, 132), (148, 156)]
@@ -28,8 +30,8 @@ def still(values: Tensor, start: int = 0) -> list[Stretch]:
     found = [
         (start + CELL * a, start + min(CELL * b, values.numel())) for a, b in zip(edges[::2], edges[1::2], strict=True)
     ]
-    longest = sorted(found, key=lambda stretch: stretch[0] - stretch[1])[:MOST]
-    return sorted(longest)
+    found = [(a, b) for a, b in found if SHARE * (b - a) >= values.numel()]
+    return sorted(sorted(found, key=lambda stretch: stretch[0] - stretch[1])[:MOST])
 
 
 def common(said: Sequence[Sequence[Stretch]]) -> list[Stretch]:
