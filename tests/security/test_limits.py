@@ -64,6 +64,7 @@ TRUE: dict[str, dict[str, Any]] = {
     },
     "failed": {"kind": "ValueError", "error": "x", "traceback": "y"},
     "result": {"part": 0, "chunk": 0, "chunks": 1, "i": 0, "n": 1},
+    "shown": {"part": 0, "chunk": 0, "chunks": 1, "i": 0, "n": 1, "p": 1},
     "apart": {"n": 1, "why": "x"},
     "bye": {},
 }

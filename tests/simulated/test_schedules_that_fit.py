@@ -100,6 +100,7 @@ def rates(scheduler: dict[str, Any], **settings: Any) -> list[float]:
         data,
         optimizer=lambda p: Noting(p, lr=1.0),
         scheduler=scheduler,
+        strategy=tw.SparkNet(),
         cluster=cluster,
         batch_size=8,
         progress=False,

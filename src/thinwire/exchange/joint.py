@@ -18,7 +18,7 @@ from thinwire.rules.finite import count_not_finite, is_finite
 from thinwire.rules.noise import Spread
 from thinwire.strategies import Measured, Setting, Strategy, Taken
 
-MODEL = "the joint model"
+MODEL, BESIDE = "the joint model", "what the strategy keeps beside the joint model"
 PIECE = 1 << 16
 """Elements that a strategy's arithmetic is given at once: temporaries of this size stay in the cache, where those of a
 whole fragment would be new memory each time, and touching new memory costs more than the arithmetic."""
@@ -161,7 +161,7 @@ class JointState:
             part, merged = self.strategy.merge(state, near.of(mean), cycle, setting)
             for index, values in enumerate(merged):
                 if _full(values, piece.size):
-                    self._check(values, fragment, "what the strategy keeps beside the joint model" if index else MODEL)
+                    self._check(values, fragment, BESIDE if index else MODEL)
             near.of(reply).copy_(part)
             self.state = write_state(self.state, piece, self.size, merged)
         return reply
@@ -180,7 +180,7 @@ class JointState:
             state = slice_state(self.state, piece, self.size)
             merged = optimizer.optimize(state, near.of(gradients), replace(taken, fragment=piece))
             for index, values in enumerate(merged):
-                self._check(values, taken.fragment, "the joint optimizer's state" if index else MODEL)
+                self._check(values, taken.fragment, BESIDE if index else MODEL)
             near.of(reply).copy_(merged.model)
             self.state = write_state(self.state, piece, self.size, merged)
         return reply
