@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from typing import Any
 
@@ -38,7 +39,7 @@ LAYERS = network()
 
 def gradients(values: dict[str, Tensor], x: Tensor, y: Tensor) -> dict[str, Tensor]:
     held = {name: value.requires_grad_() for name, value in values.items()}
-    loss = nn.functional.cross_entropy(torch.func.functional_call(LAYERS, held, (x,)), y)
+    loss = nn.functional.cross_entropy(torch.func.functional_call(copy.deepcopy(LAYERS), held, (x,)), y)
     return dict(zip(held, torch.autograd.grad(loss, list(held.values())), strict=True))
 
 
