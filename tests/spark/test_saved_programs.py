@@ -72,7 +72,10 @@ def estimator(model: Any, **changes: Any) -> TorchEstimator:
     return TorchEstimator(model, **(settings | changes))
 
 
-@pytest.mark.parametrize("given", ["class", "module", "transform"])
+OTHERS = [pytest.param(each, marks=pytest.mark.long) for each in ("class", "module")]
+
+
+@pytest.mark.parametrize("given", ["transform", *OTHERS])
 def test_a_pipeline_of_a_notebook_predicts_the_same_in_a_process_without_its_code(
     digits: Any, notebook: Any, tmp_path: Path, given: str
 ) -> None:
