@@ -219,7 +219,8 @@ class FlatOptimizer:
         except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
             return {}
         even = [name for name, value in there.items() if value.any() and torch.equal(value, back[name])]
-        return {name: math.log2(float(twice[name].abs().sum() / there[name].abs().sum())) for name in even}
+        powers = {name: math.log2(float(twice[name].abs().sum() / there[name].abs().sum())) for name in even}
+        return {name: power for name, power in powers.items() if power > 0.5}  # Rprop's are step sizes
 
     def _kept(self, gradient: Tensor) -> dict[str, Tensor]:
         """What the first group's rule keeps beside zeros after one step by this gradient."""

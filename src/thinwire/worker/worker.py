@@ -42,6 +42,8 @@ from thinwire.worker.step_statistics import StepStatistics
 from thinwire.worker.tuner import Tuner
 
 REPORT_S = 0.25
+MOST_AHEAD = 8
+"""Steps that a replica may be ahead of what its gradients land on, divided by the fragments that take turns."""
 LAGS = 0.8
 """Of another's rows: a worker that has done fewer is behind, not merely unlucky with a processor."""
 
@@ -217,6 +219,8 @@ class Worker:
         if not self._barrier and self._waits(self.exchange.next_round):  # who waits for every reply knows a step's time
             self.replica.finish()
         self._book(begun, batch, loss)
+        if self.ahead and together:
+            self._stay_near()
         self.guard.step()
         if self.alone or self._waits(self.exchange.next_round):
             self._consider_round()
@@ -332,6 +336,13 @@ class Worker:
         self.joint.set_model(model)
         if self.ahead:
             self.joint.set_kept(self.ahead.kept(), self.meter.steps)
+
+    def _stay_near(self) -> None:
+        """Waits where a round takes so many steps that its gradients would be of another model by the time it lands."""
+        assert self.ahead is not None
+        most = max(2, MOST_AHEAD // self.joint.cuts.newest.count)
+        if self._snapshots and self.meter.steps - self.pace.steps >= most:
+            self.await_round(max(self._snapshots))
 
     def weigh_anew(self) -> None:
         """The replica is the joint model now: what was done up to here has no weight in what it contributes next."""
