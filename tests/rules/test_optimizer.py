@@ -152,6 +152,10 @@ def test_magnitudes_of_gradients_are_told_from_what_has_a_sign(name: str, magnit
     assert found == pytest.approx(magnitudes)
 
 
+def test_step_sizes_that_gradients_do_not_scale_are_no_magnitudes() -> None:
+    assert FlatOptimizer(lambda p: torch.optim.Rprop(p)).magnitudes == {}
+
+
 def test_one_that_cannot_step_by_itself_keeps_no_magnitudes_and_says_why_it_cannot_step_in_pieces() -> None:
     rule = FlatOptimizer(lambda p: torch.optim.LBFGS(p))
     assert rule.magnitudes == {}

@@ -29,7 +29,7 @@ def fit(
     strategy: tw.Strategy, *, workers: int = 8, ratio: float = 16.0, optimizer: Any = adamw, **more: Any
 ) -> tw.Result:
     given: dict[str, Any] = {"batch_size": 4, "steps": 80, "validation": 0.2, "seed": 0, "progress": False}
-    cluster = tw.Simulated(workers=workers, ratio=ratio, faults=more.pop("faults", ()))
+    cluster = more.pop("cluster", None) or tw.Simulated(workers=workers, ratio=ratio, faults=more.pop("faults", ()))
     return tw.fit(network, "digits", cluster=cluster, strategy=strategy, optimizer=optimizer, **(given | more))
 
 
@@ -38,6 +38,14 @@ def test_with_adam_and_many_workers_gradients_come_near_free_communication() -> 
     gradients = fit(tw.Relay()).summary["val_loss"]
     displacements = fit(tw.Relay(sends="displacements")).summary["val_loss"]
     assert gradients - free < (displacements - free) / 2
+
+
+def test_where_a_round_takes_many_steps_replicas_wait_and_learn_all_the_same() -> None:
+    cluster = tw.Simulated(workers=3, step_s=0.001, latency_s=0.03)
+    slow = fit(tw.Relay(sends="gradients"), cluster=cluster, batch_size=16).summary
+    free = fit(tw.Synchronous(), workers=3, ratio=0.01, batch_size=16).summary
+    assert slow["rounds"] > slow["steps"] / 10
+    assert slow["val_loss"] < 2 * free["val_loss"]
 
 
 def test_momentum_sgd_sends_displacements_unless_asked_for() -> None:
