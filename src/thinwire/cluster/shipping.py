@@ -13,8 +13,11 @@ from typing import Any
 
 import cloudpickle
 
-THERE = ("thinwire", "pyspark", "py4j")
-"""Packages that every worker has, wherever they lie here."""
+THERE = (
+    *("thinwire", "pyspark", "py4j"),
+    *("torch", "numpy", "numba", "pyarrow", "zmq", "safetensors", "fsspec", "cloudpickle", "rich"),
+)
+"""Packages that every worker has, wherever they are installed: thinwire's own requirements among them."""
 
 
 def packed(value: Any) -> bytes:
