@@ -35,12 +35,12 @@ def tried(log: list[events.Event]) -> list[events.Tried]:
     ("ratio", "codec", "fragments", "waits"),
     [
         (0.01, "float32", 1, True),
-        (0.4, "float32", 1, False),
+        pytest.param(0.4, "float32", 1, False, marks=pytest.mark.long),
         (0.8, "bfloat16", 1, False),
-        (1.5, "int8", 1, False),
+        pytest.param(1.5, "int8", 1, False, marks=pytest.mark.long),
         (12.0, "int4", (2, 3), False),
         (45.0, "sign2", tuple(range(3, 9)), False),
-        (150.0, "sign2", tuple(range(5, 21)), False),
+        pytest.param(150.0, "sign2", tuple(range(5, 21)), False, marks=pytest.mark.long),
     ],
 )
 def test_it_takes_what_fits_the_link(ratio: float, codec: str, fragments: Any, waits: bool) -> None:
@@ -120,6 +120,7 @@ def test_a_short_run_or_one_without_validation_rows_has_no_trials(monkeypatch: p
     assert not tried(blind)
 
 
+@pytest.mark.long
 def test_a_worker_lost_during_the_trials_does_not_silence_the_guard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "TRIALS", (20, 60))
     cluster = tw.Simulated(workers=4, step_s=0.1, faults=(tw.Fault(worker=3, at_s=1.0),))
