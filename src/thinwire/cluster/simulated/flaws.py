@@ -1,4 +1,4 @@
-"""Numbers that are not finite, as an overflow makes them, in the steps of simulated workers."""
+"""Injects values that are not finite, as an overflow would, into the steps of simulated workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAN, INFINITY = float("nan"), float("inf")
 
 
 class Spell(NamedTuple):
-    """A worker's steps that end between two moments go wrong, a share of them."""
+    """Affects a share of a worker's steps that end between two moments."""
 
     worker: int
     since_s: float
@@ -23,14 +23,14 @@ class Spell(NamedTuple):
 
 
 class Flaws:
-    """What goes wrong in steps, drawn by the seed."""
+    """Injects the values, drawn from the seed."""
 
     def __init__(self, time: VirtualTime, spells: Sequence[Spell], seed: int) -> None:
         self._time, self._spells = time, spells
         self._random = random.Random(f"flaws {seed}")
 
     def around(self, worker: int, replica: Any) -> Any:
-        """A replica whose steps go wrong when they are to."""
+        """A replica whose affected steps have values that are not finite."""
         spells = [spell for spell in self._spells if spell.worker == worker]
         gradient = replica.gradient
         if not spells:
@@ -49,7 +49,7 @@ class Flaws:
         what = self._random.random()
         if what < 0.2:
             return NAN
-        if what < 0.3:  # as where the step itself overflows
+        if what < 0.3:  # as if the update itself overflowed
             with torch.no_grad():
                 replica.vector[self._random.randrange(replica.vector.numel())] = INFINITY
             return loss
