@@ -1,7 +1,7 @@
-"""How activations lie on a group, and how they are brought from one way to another, and their gradients back.
+"""Layouts of activations on a group, and redistribution of activations and their gradients between layouts.
 
-By rows each member has all features of its own rows, by features its share of the features of all rows, in full it has
-everything. In full as a sum, what each member has must still be added up.
+In the layout "rows" each member has all features of its own rows; in "features", its share of the features of all rows;
+in "full", everything; in "sum", a term of everything, still to be added up.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _TURNS: dict[tuple[str, str], tuple[str | None, str]] = {
     ("sum", "rows"): (ROWS, ADDED),
     ("sum", "features"): (FEATURES, ADDED),
 }
-"""By where from and where to: along what a tensor is cut, and along what the pieces that come are joined."""
+"""By layout before and after: the dimension along which a tensor is split, and how received pieces are joined."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Where rows and features are in a tensor, and where each member's features begin and end."""
+    """The dimensions of rows and features in a tensor, and the borders of each member's features."""
 
     batch_dim: int
     feature_dim: int
@@ -41,7 +41,7 @@ class Shape:
 
 
 def turn(crew: Crew, x: Tensor, shape: Shape, before: str, after: str) -> Tensor:
-    """Brings a tensor from one way to another."""
+    """Redistributes a tensor from one layout to another."""
     cut, join = _TURNS[before, after]
     me, total = crew.part, sum(crew.rows)
     each = x.shape[shape.batch_dim] // (crew.rows[me] if before == "rows" else total)
@@ -71,7 +71,7 @@ def turn(crew: Crew, x: Tensor, shape: Shape, before: str, after: str) -> Tensor
 
 
 def added(pieces: Sequence[Tensor]) -> Tensor:
-    """The sum, in the order of the members."""
+    """The sum of the pieces, in the order of the members."""
     total = pieces[0].clone()
     for piece in pieces[1:]:
         total += piece
@@ -99,7 +99,7 @@ class _Turned(torch.autograd.Function):
 
 
 class Move(nn.Module):
-    """A border between two layers."""
+    """Redistributes activations between two layers."""
 
     def __init__(self, crew: Crew, shape: Shape, before: str, after: str) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def _total(crew: Crew, x: Tensor) -> Tensor:
 
 
 class Total:
-    """The sum of a tensor over the members, which all of them have; and of its gradients."""
+    """The sum of a tensor over the members, on all of them; the gradients are summed in the same way."""
 
     def __init__(self, crew: Crew) -> None:
         self._crew = crew

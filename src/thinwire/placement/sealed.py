@@ -1,7 +1,7 @@
-"""The carrier of a group's tensors between processes, authenticated and encrypted with the run's keys.
+"""Moves a group's tensors between processes, authenticated and encrypted with the run's keys.
 
-It has a link of its own beside the worker's: sockets of the same kind (CURVE), on which nobody without the keys can
-speak or listen. Where a member's process ends, or lets go of the meeting, the transfers of the others fail.
+The carrier has a link of its own beside the worker's: CURVE sockets, which only holders of the keys can use. When a
+member's process ends or leaves the meeting, transfers of the other members with it fail.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor
 from thinwire.transport.zmq import MAX_PAYLOAD_BYTES, ZmqLink, ZmqWire
 
 APART = 1 << 40
-"""Is added to a worker's number, so that the coordinator takes this link for nobody's."""
+"""Added to a worker's number, so that the coordinator does not take this link for a worker's."""
 AGAIN_S = 0.5
-"""After so long a member that has not been answered says again that it has come."""
+"""Seconds after which a member repeats its greeting while it waits for an answer."""
 TURN_S = 0.1
 MOST_BYTES = MAX_PAYLOAD_BYTES // 2
 Key = tuple[str, int, int]
-"""A meeting's name, the sender, and the tag of a transfer."""
+"""The name of a meeting, the sender, and the tag of a transfer."""
 
 
 class Sealed:
@@ -35,19 +35,19 @@ class Sealed:
         self._name = ""
         self._patience_s, self._swaps = math.inf, 0
         self._come: dict[str, dict[int, str]] = {}
-        """By meeting, the members that have come, and where each is reached."""
+        """By meeting, the members that have arrived, with their addresses."""
         self._told: dict[str, dict[int, str]] = {}
-        """By meeting, where all are reached, as part 0 says."""
+        """By meeting, the addresses of all members, as part 0 has sent them."""
         self._arrived: dict[Key, list[memoryview]] = {}
         self._whole: set[Key] = set()
         self._gone: set[int] = set()
         self._monitors: dict[int, Any] = {}
         self._answered: set[int] = set()
-        """Members that have heard this one since they met."""
+        """Members that have answered this one in the present meeting."""
         self._connected = False
-        """Whether what is said to a member goes through the connection that stays."""
+        """Whether messages to a member now use the connection that stays."""
         self._greeted: set[int] = set()
-        """Members that were told so."""
+        """Members that were told that the connection stays."""
 
     @property
     def address(self) -> str:
@@ -78,9 +78,8 @@ class Sealed:
         everyone, said = self._told[name], -math.inf
         self._connect({part: at for part, at in everyone.items() if part != self._part})
         self._connected, others = True, set(everyone) - {self._part}
-        while not (
-            self._answered >= others and self._greeted >= others
-        ):  # from then on the end of a connection is told
+        # Once both sides have answered, monitors report the end of a connection.
+        while not (self._answered >= others and self._greeted >= others):
             now = time.monotonic()
             if now >= deadline:
                 raise RuntimeError("timed out waiting for peers to answer")
@@ -95,7 +94,7 @@ class Sealed:
                 raise RuntimeError(f"connection closed by peer {min(self._gone)}")
 
     def _connect(self, peers: dict[int, str]) -> None:
-        """Connects anew: an earlier meeting's connections may lead to processes that are gone."""
+        """Connects again: connections of an earlier meeting may lead to processes that are gone."""
         for monitor in self._monitors.values():
             monitor.close(linger=0)
         self._monitors = {}
@@ -113,7 +112,7 @@ class Sealed:
         self._arrived, self._whole = {}, set()
 
     def close(self) -> None:
-        """Lets go of the network."""
+        """Closes the link and its monitors."""
         for monitor in self._monitors.values():
             monitor.close(linger=0)
         self._link.close()
@@ -125,7 +124,7 @@ class Sealed:
         self._link.send(part, header, payload)
 
     def _take(self, timeout_s: float) -> None:
-        """Takes in what has come, after waiting at most so long for the first of it."""
+        """Handles arrived messages, after waiting up to `timeout_s` for the first."""
         for message in self._link.receive(timeout_s):
             header, payload = message.header, message.payload
             name, part = header.get("n"), header.get("p")
@@ -134,7 +133,7 @@ class Sealed:
             kind, at = header["t"], header.get("at")
             if kind == "here" and isinstance(at, str):
                 self._come.setdefault(name, {})[part] = at
-                if name in self._told and name == self._name and self._part == 0:  # it has not heard the answer
+                if name in self._told and name == self._name and self._part == 0:  # the member has missed the answer
                     everyone = {str(each): where for each, where in self._told[name].items()}
                     self._say(part, "all", at=everyone)
             elif kind == "all" and isinstance(at, dict):
@@ -176,7 +175,7 @@ class Sealed:
         return Work(self, {(self._name, part, -self._swaps): places[part] for part in others})
 
     def enter_world(self) -> None:
-        raise RuntimeError("torch.distributed's own world has no keys")
+        raise RuntimeError("torch.distributed's default process group has no keys")
 
     def _post(self, piece: Tensor, to: int, tag: int) -> None:
         self._must_have_met()
@@ -192,7 +191,7 @@ class Sealed:
             raise RuntimeError("the workers of its group have not met")
 
     def await_all(self, wanted: dict[Key, Tensor]) -> None:
-        """Waits for transfers, and puts each where it is to lie."""
+        """Waits for transfers, and copies each into its tensor."""
         deadline = time.monotonic() + self._patience_s
         while not self.has(wanted):
             missing = {part for name, part, tag in wanted if (name, part, tag) not in self._whole}
@@ -209,11 +208,11 @@ class Sealed:
             into.copy_(torch.frombuffer(data, dtype=into.dtype).view(into.shape))
 
     def has(self, wanted: dict[Key, Tensor]) -> bool:
-        """Whether all of these have come."""
+        """Whether all of these transfers have arrived."""
         return all(key in self._whole for key in wanted)
 
     def is_over(self, wanted: dict[Key, Tensor]) -> bool:
-        """Whether all of these have come, or never will."""
+        """Whether all of these transfers have arrived or failed."""
         self._take(0.0)
         return self.has(wanted) or any(key[1] in self._gone for key in wanted if key not in self._whole)
 
