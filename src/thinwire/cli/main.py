@@ -1,4 +1,4 @@
-"""`thinwire`: one command a verb, errors as sentences, exit codes that mean something."""
+"""The command `thinwire`, with its subcommands; errors are sentences, and exit codes name the kind of error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ broke the protocol, 130 Ctrl-C (a checkpoint is left).
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser that names the nearest word."""
+    """An argument parser that suggests the nearest command."""
 
     def error(self, message: str) -> Any:
         if "invalid choice" in message and self._subparsers is not None:
@@ -49,7 +49,7 @@ def parser(word: str | None = None) -> argparse.ArgumentParser:
     """All commands and their options.
 
     Args:
-        word: The command that was named; options of a command from another package are there only if it is the one.
+        word: The command given by the user; options of another package's command are added only for that command.
     """
     top = _Parser(prog="thinwire", description="Train PyTorch models over the Ethernet you already have.")
     top.add_argument("--version", action=ShowVersion, help="print the versions of thinwire and its parts")
@@ -143,7 +143,7 @@ def _caffe(caffe: argparse.ArgumentParser) -> None:
 
 
 def _extras(commands: argparse._SubParsersAction[_Parser], word: str | None) -> None:
-    """Commands of other packages: with their options where one is named, else only as names."""
+    """Adds the commands of other packages; options are added only for the command given by the user."""
     for name, extra in EXTRAS.items():
         added = commands.add_parser(name, help=extra.help if word else extra.line(name))
         if name == word:
@@ -212,11 +212,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ThinwireError as error:
         return _complaint(str(error), error.exit_code)
     except KeyboardInterrupt:
-        return _complaint("stopped at once; checkpoints written before are intact", Interrupted.exit_code)
+        return _complaint("stopped at once; earlier checkpoints are intact", Interrupted.exit_code)
 
 
 def _complaint(message: str, code: int) -> int:
-    """Says what went wrong, and which page of the documentation says what to do about it."""
+    """Prints an error, and the page of the documentation about its exit code."""
     print(f"thinwire: {message}\nexit code {code}: see docs/reference/errors/exit-{code}.md", file=sys.stderr)
     return code
 
@@ -224,12 +224,12 @@ def _complaint(message: str, code: int) -> int:
 def _train(options: argparse.Namespace) -> int:
     from thinwire import recipe
 
-    sys.path.insert(0, os.getcwd())  # so that a factory beside the recipe is found
+    sys.path.insert(0, os.getcwd())  # for factories in the current folder
     chosen = recipe.load(options.recipe, options.changes)
     if chosen.cluster.kind == "local":
         from thinwire.cluster.fork_server import shared
 
-        shared()  # it imports torch while this process does
+        shared()  # the fork server imports torch while this process does
     from thinwire.cli.dashboard import watching
     from thinwire.cli.tables import summary_table
     from thinwire.cli.wiring import run
