@@ -1,4 +1,4 @@
-"""`thinwire testbed`: a command against a Spark cluster on an emulated network; what goes wrong on purpose."""
+"""`thinwire testbed`: runs a command against a Spark cluster on an emulated network; and fault injection."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from thinwire_lab.sparkbed import SparkBed
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The acts of `thinwire testbed`, and their options."""
+    """Adds the subcommands of `thinwire testbed`, and their options."""
     acts = parser.add_subparsers(dest="act", metavar="ACT", required=True)
     run = acts.add_parser(
         "run", help="run a command on the driver's node; it finds the cluster in THINWIRE_MASTER (root only)"
@@ -55,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def testbed(options: argparse.Namespace) -> int:
-    """The act that was asked for; ended from outside, it takes down what it has set up."""
+    """Runs a subcommand; if it is terminated from outside, it removes what it has set up."""
     with _unwinding():
         return _act(options)
 
@@ -74,7 +74,7 @@ def _unwinding() -> Iterator[None]:
 
 def _act(options: argparse.Namespace) -> int:
     if options.act == "schedules":
-        from thinwire_lab.commands.schedules import schedules  # torch, which the other needs not
+        from thinwire_lab.commands.schedules import schedules  # imported here: the other subcommands do not need torch
 
         return schedules(options)
     if options.act == "chaos":
@@ -89,7 +89,7 @@ def _act(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    """Builds the cluster, runs the command on the driver's node, takes everything down; the command's exit code."""
+    """Builds the cluster, runs the command on the driver's node, and removes the cluster; returns the exit code."""
     words = options.words[1:] if options.words[:1] == ["--"] else options.words
     if not words:
         raise ConfigError("testbed run needs a command: thinwire testbed run --nodes 4 -- python train.py")
