@@ -38,7 +38,7 @@ def chaos(options: argparse.Namespace) -> int:
     campaign = Campaign(*given, about=about(words))
 
     def told(report: Report) -> None:
-        state = f"[red]{report.wrong[0]}[/]" if report.wrong else f"{report.rows:,} rows, as many as there are"
+        state = f"[red]{report.wrong[0]}[/]" if report.wrong else f"{report.rows:,} rows, all of them"
         console.print(
             f"{report.strategy}, {report.placement} ({report.arena}): {len(report.deeds)} deeds, {report.kills} kills, "
             f"{report.lost} lost, {report.resumed} resumed, {report.seconds:.0f} s: {state}",

@@ -31,7 +31,8 @@ def soak(options: argparse.Namespace) -> int:
             raise ConfigError(f"{flag} {given!r} is not known. {nearest(given, known)}")
     if options.minutes <= 0 or options.every <= 0:
         raise ConfigError(
-            "--minutes and --every must be above 0; give the length of the run, and the seconds between two deaths"
+            f"--minutes {options.minutes:g} with --every {options.every:g} is not possible; give numbers above 0: the "
+            "length of the run, and the seconds between two deaths"
         )
     why_not = SparkBed.why_not() if options.arena == "bed" else None
     if why_not is not None:
