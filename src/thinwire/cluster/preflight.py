@@ -106,24 +106,24 @@ def examine(
         timeout_s: seconds to wait for the tasks.
     """
     token = secrets.token_hex(16)
-    meeting = _Meeting(host, workers, token) if ports else None
-    port = meeting.port if meeting else 0
+    rendezvous = _Rendezvous(host, workers, token) if ports else None
+    port = rendezvous.port if rendezvous else 0
     try:
         with _marked(out) as mark:
             rows = _run(session, workers, _probe_task(host, port, token, PACKAGES, mark), timeout_s)
     finally:
-        if meeting is not None:
-            meeting.close()
+        if rendezvous is not None:
+            rendezvous.close()
     probes = [Probe(**json.loads(row)) for row in rows]
     findings = Findings(probes, workers, slots(session), f"{host}:{port}")
-    _judge(findings, session)
+    _check_probes(findings, session)
     if not ports and setting(session, "spark.locality.wait", "3s") in ("0", "0s", "0ms"):
         findings.problems.append(
             "spark.locality.wait is 0, so that Spark starts tasks on any machine; exchange='spark' has to reach its "
             "workers' machines: leave the setting at its default"
         )
     if not ports:
-        _judge_room(findings, session)
+        _check_free_slots(findings, session)
     blind = sorted({p.host for p in probes if not p.sees_out})
     if blind:
         findings.problems.append(
@@ -133,7 +133,7 @@ def examine(
     return findings
 
 
-def _judge_room(findings: Findings, session: Any) -> None:
+def _check_free_slots(findings: Findings, session: Any) -> None:
     """Whether a run with `exchange="spark"` leaves a slot on each machine for the jobs that visit its workers."""
     if is_remote(session):
         return
@@ -165,7 +165,7 @@ def _marked(out: str | None) -> Iterator[str | None]:
         yield mark.name
 
 
-def _judge(findings: Findings, session: Any) -> None:
+def _check_probes(findings: Findings, session: Any) -> None:
     problems, warnings = findings.problems, findings.warnings
     own = {name: _version(name) for name in PACKAGES}
     for name in PACKAGES:
@@ -253,7 +253,7 @@ def _explained(error: BaseException) -> str:
     return "a first task on the executors failed:\n" + "\n".join(lines[-12:])
 
 
-class _Meeting:
+class _Rendezvous:
     """Server at which probes exchange their addresses as plain text; nothing that they send is executed."""
 
     def __init__(self, host: str, expected: int, token: str) -> None:
@@ -306,7 +306,7 @@ class _Meeting:
                 guest.sendall(b"bye\n")
 
 
-def _meeting() -> Callable[[str, int, str], tuple[Any, str, str | None, dict[str, str | None]]]:
+def _rendezvous() -> Callable[[str, int, str], tuple[Any, str, str | None, dict[str, str | None]]]:
     """Makes the function by which a task tries to reach the driver and the other tasks; it travels by value."""
 
     def meet(host: str, port: int, token: str) -> tuple[Any, str, str | None, dict[str, str | None]]:
@@ -347,7 +347,7 @@ def _probe_task(
     host: str, port: int, token: str, packages: tuple[str, ...], mark: str | None
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """Makes the probe, a function that travels by value and therefore does its own imports."""
-    meet = _meeting()
+    meet = _rendezvous()
 
     def probe(batches: Iterator[Any]) -> Iterator[Any]:
         import json

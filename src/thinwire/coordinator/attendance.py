@@ -50,7 +50,7 @@ class Attendance:
         """Workers that have said good-bye."""
         self._gone: set[tuple[int, int]] = set()
         """Attempts whose processes have ended or are to end."""
-        self._parting: dict[Exit, float] = {}
+        self._ended_processes: dict[Exit, float] = {}
         """Processes that have ended and whose last messages may still arrive, with the time of their end."""
         self.done: set[int] = set()
         """Workers that were lost after they had done their own rows, while the run was ending."""
@@ -89,13 +89,13 @@ class Attendance:
     def ended(self, exits: list[Exit]) -> Iterator[Decision]:
         """Decisions about processes that have ended; while the run ends, only after `FAREWELL_S`."""
         now = self._clock()
-        self._parting = dict.fromkeys(exits, now) | self._parting
-        for gone, since in list(self._parting.items()):
+        self._ended_processes = dict.fromkeys(exits, now) | self._ended_processes
+        for gone, since in list(self._ended_processes.items()):
             if not self._ending.begun or now - since > FAREWELL_S:
                 yield from self._exited(gone)
 
     def _exited(self, gone: Exit) -> list[Decision]:
-        del self._parting[gone]
+        del self._ended_processes[gone]
         known = (gone.worker, gone.attempt) in self._gone
         self._gone.add((gone.worker, gone.attempt))
         if known or gone.worker in self.left:

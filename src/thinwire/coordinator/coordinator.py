@@ -103,7 +103,7 @@ class Coordinator:
 
     def note(self, event: events.Event) -> None:
         """Logs an event that does not come from a worker."""
-        self._emit(self.outcome.heed(event))
+        self._emit(self.outcome.record(event))
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class Coordinator:
         if happened.type is events.NonFinite:
             whose = self.membership.seats.get(int(fields["worker"]))
             fields["host"] = "" if whose is None else whose.host
-        self._emit(self.outcome.heed(happened.type(**fields)))
+        self._emit(self.outcome.record(happened.type(**fields)))
 
     def _on_result(self, worker: int, result: messages.Result, payload: memoryview | None) -> None:
         if payload is None or result.part >= self._policy.group_size or not self._ending.begun:
@@ -268,7 +268,7 @@ class Coordinator:
         self.publications.judge(self._ending.trained_from or self._started, self._attendance.rows.held)
         self.publications.settle()
         self._check_progress(over=False)
-        self._attendance.dismiss(self._ending.in_vain() - self._attendance.left)
+        self._attendance.dismiss(self._ending.not_awaited() - self._attendance.left)
         if self._ending.since is None:
             self._look_for_the_end()
         elif self._time.now() - self._ending.since > self._policy.deadlines.conclude_s:
@@ -330,7 +330,7 @@ class Coordinator:
             out.train_s = (ending.since or self._time.now()) - ending.trained_from
         missed = set(roster.unseen) | roster.missing
         # Workers without a replacement are counted already.
-        out.lack(missed - self._attendance.done - roster.unreplaced)
+        out.note_missing(missed - self._attendance.done - roster.unreplaced)
         return out
 
     def _emit(self, event: events.Event) -> None:

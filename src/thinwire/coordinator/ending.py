@@ -92,7 +92,7 @@ class Ending:
         """All rows are done."""
         self._move(RunEvent.ROWS_DONE)
         self.since = now
-        self._weigh()
+        self._close_or_reopen()
 
     def joined(self, worker: int, *, back: bool) -> None:
         """A worker has a seat; `back` says that the same attempt had a seat before."""
@@ -102,17 +102,17 @@ class Ending:
     def agreed(self, worker: int) -> None:
         """Notes that a worker holds the final model."""
         self._agreed.add(worker)
-        self._weigh()
+        self._close_or_reopen()
 
     def lost(self, worker: int) -> None:
         """Notes that a worker was lost, together with its final model."""
         self._agreed.discard(worker)
-        self._weigh()
+        self._close_or_reopen()
 
     def take(self, result: Result, payload: memoryview) -> bool:
         """Takes in a piece of the trained model; returns whether the model is complete."""
         whole = self.chunks.take(result, payload)
-        self._weigh()
+        self._close_or_reopen()
         return whole
 
     def over(self, left: set[int]) -> bool:
@@ -122,7 +122,7 @@ class Ending:
             self._move(RunEvent.FAREWELL)
         return self._state is RunState.OVER
 
-    def _weigh(self) -> None:
+    def _close_or_reopen(self) -> None:
         """Closes or reopens the run, after the set of workers that hold the final model has changed."""
         groups = [worker // self._group_size for worker in self._agreed]
         agreed = any(groups.count(group) == self._group_size for group in set(groups))
@@ -143,7 +143,7 @@ class Ending:
         for seat in seats:
             self._send(seat.worker, seat.attempt, Conclude(landed=landed[lane_of(seat.worker)]))
 
-    def in_vain(self) -> set[int]:
+    def not_awaited(self) -> set[int]:
         """Workers not to wait for once the model has arrived: members of groups that joined late or are incomplete."""
         present, working = self._membership.roster.present, self._membership.working
         return (self._late & present) - self._agreed | (present - working) if self.chunks.whole else set()

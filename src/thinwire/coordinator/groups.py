@@ -28,7 +28,7 @@ class Groups:
         """The workers of a group."""
         return range(group * self.size, (group + 1) * self.size)
 
-    def fellows(self, worker: int) -> list[int]:
+    def others_in_group(self, worker: int) -> list[int]:
         """The other workers of a worker's group."""
         if self.size == 1:
             return []

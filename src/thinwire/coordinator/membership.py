@@ -169,8 +169,8 @@ class Membership:
         if seat is None or seat.attempt != attempt:
             return []
         self.roster.lose(worker)
-        fellows = self._vacated(seat, now)
-        return [Lost(worker, attempt, reason, seat.host), *(Send(s.worker, s.attempt, Stand()) for s in fellows)]
+        others = self._vacated(seat, now)
+        return [Lost(worker, attempt, reason, seat.host), *(Send(s.worker, s.attempt, Stand()) for s in others)]
 
     def retire(self, seat: Seat, now: float) -> None:
         """Gives up the seat of a worker that is done, so that another worker can have its slot."""
@@ -183,7 +183,7 @@ class Membership:
         self.agreement.change(now)
         self.last_move = now
         self.groups.break_up(seat.worker)
-        return [self.seats[w] for w in self.groups.fellows(seat.worker) if w in self.seats]
+        return [self.seats[w] for w in self.groups.others_in_group(seat.worker) if w in self.seats]
 
     def come_together(self, worker: int, meeting: int, now: float) -> None:
         """A group has fallen apart in its `meeting`-th meeting, even if all members are present: it must meet again."""

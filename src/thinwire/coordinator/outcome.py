@@ -89,7 +89,7 @@ class Outcome:
     unwritten: dict[str, str] = field(default_factory=dict)
     """The last few checkpoints that could not be written: reasons by name."""
 
-    def heed(self, event: events.Event) -> events.Event:
+    def record(self, event: events.Event) -> events.Event:
         """Keeps what the summary of the run needs from an event, and returns the event."""
         if isinstance(event, events.SettingChanged):
             self.choice = event.why or self.choice
@@ -125,7 +125,7 @@ class Outcome:
             return None
         return f"checkpoint {newest} was not saved: {self.unwritten[newest]}"
 
-    def lack(self, workers: set[int]) -> None:
+    def note_missing(self, workers: set[int]) -> None:
         """Sets the reason of the run's end, if none is set; `workers` have rows that are not done."""
         if workers and not self.stopped_early:
             self.unreplaced.update(workers)

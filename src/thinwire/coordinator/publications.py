@@ -94,7 +94,7 @@ class Publications:
         for judged in self._evaluations.ready(alive, done, members.roster.total_rows, outcome.train_loss, held):
             seconds = self._clock() - trained_from
             outcome.history.append(judged.row | {"seconds": round(seconds + self._before_s, 3)})
-            self._emit(outcome.heed(judged.event))
+            self._emit(outcome.record(judged.event))
             if judged.stop is not None:
                 outcome.stopped_early = True
                 outcome.reason = outcome.reason or judged.stop
@@ -107,7 +107,7 @@ class Publications:
         for _ in range(2 if patience_s else 1):  # the second pass commits what became whole during the first
             self._commits.begin(needed, self._kept)
             for event in self._commits.ended(patience_s):
-                self._emit(self._outcome.heed(event))
+                self._emit(self._outcome.record(event))
 
     def stop(self) -> None:
         """The run has diverged: commits what is whole by now, so that the error can name it, and nothing later."""

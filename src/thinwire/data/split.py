@@ -75,23 +75,23 @@ def split(
     if apart is not None:
         refuse_other_schema(apart.schema, source.schema, "the validation data")
     os.makedirs(directory, exist_ok=True)
-    hands: list[_Hand] = []
+    shard_sets: list[_ShardSet] = []
     try:
         for kind in ("train", "validation") if share or apart is not None else ("train",):
-            hands.append(_Hand(directory, kind, source.schema, workers, nullable))
+            shard_sets.append(_ShardSet(directory, kind, source.schema, workers, nullable))
         random = np.random.Generator(np.random.Philox(seed))
         look = functools.partial(_checked, label=label, labels=labels, nullable=nullable)
-        _deal(look(source, of=""), source.num_rows, hands, num_held, random)
+        _deal(look(source, of=""), source.num_rows, shard_sets, num_held, random)
         if apart is not None:
-            _deal(look(apart, of=" of the validation data"), apart.num_rows, hands[1:], 0, random)
-        counts = [hand.close() for hand in hands]
+            _deal(look(apart, of=" of the validation data"), apart.num_rows, shard_sets[1:], 0, random)
+        counts = [shard_set.close() for shard_set in shard_sets]
     except BaseException:
-        for hand in hands:
-            hand.abort()
+        for shard_set in shard_sets:
+            shard_set.abort()
         raise
-    if len(hands) == 1:
-        return [ShardFiles(path, None, rows, 0) for path, rows in zip(hands[0].paths, counts[0], strict=True)]
-    pairs = zip(hands[0].paths, hands[1].paths, *counts, strict=True)
+    if len(shard_sets) == 1:
+        return [ShardFiles(path, None, rows, 0) for path, rows in zip(shard_sets[0].paths, counts[0], strict=True)]
+    pairs = zip(shard_sets[0].paths, shard_sets[1].paths, *counts, strict=True)
     return [ShardFiles(*pair) for pair in pairs]
 
 
@@ -104,7 +104,7 @@ def _selected(apart: Source, columns: Sequence[str]) -> Source:
 
 
 @final
-class _Hand:
+class _ShardSet:
     """The open shard files of one kind, one for each worker; rows are dealt to them in turn."""
 
     def __init__(self, directory: str, kind: str, schema: Any, workers: int, nullable: Nullable) -> None:
@@ -136,7 +136,7 @@ class _Hand:
 
 
 def _deal(
-    batches: Iterator[Any], num_rows: int, hands: Sequence[_Hand], num_held: int, random: np.random.Generator
+    batches: Iterator[Any], num_rows: int, shard_sets: Sequence[_ShardSet], num_held: int, random: np.random.Generator
 ) -> None:
     """Deals all rows to the first group of files, except `num_held` rows to the second."""
     seen = held = 0
@@ -147,8 +147,8 @@ def _deal(
         quota = num_held * min(seen, num_rows) // max(num_rows, 1) - held
         held += quota
         if quota:
-            hands[1].deal(batch, order[:quota])
-        hands[0].deal(batch, order[quota:])
+            shard_sets[1].deal(batch, order[:quota])
+        shard_sets[0].deal(batch, order[quota:])
     if seen != num_rows:
         raise DataError(
             f"the data reported {num_rows} rows and gave {seen}; both must agree. "

@@ -66,17 +66,17 @@ class _Builder:
             moved = dict(env)
             if place is not None and self._graph.layers[place].node == node.name:
                 for before in node.all_input_nodes:
-                    moved[before] = self._brought(found, env[before], before, place)
+                    moved[before] = self._redistributed(found, env[before], before, place)
                 if node.op == "call_module":
-                    self._put(str(node.target), place)
+                    self._add_layer(str(node.target), place)
             elif node.op == "call_module":
                 self._root.setdefault(str(node.target), self._copied(self._modules[node.target], str(node.target)))
             if node.op == "get_attr":
                 self._root.setdefault(str(node.target), self._attribute(str(node.target)))
-            env[node] = self._set_down(found, node, moved)
+            env[node] = self._copy_node(found, node, moved)
         return Parts(fx.GraphModule(self._root, found), self._shares, self._copies)
 
-    def _set_down(self, found: fx.Graph, node: fx.Node, values: dict[fx.Node, fx.Node]) -> fx.Node:
+    def _copy_node(self, found: fx.Graph, node: fx.Node, values: dict[fx.Node, fx.Node]) -> fx.Node:
         """Copies a node to the new graph. Functional dropout becomes a module, because tracing fixed its mode."""
         if node.name not in self._off:
             return found.node_copy(node, lambda n: values[n])
@@ -86,7 +86,7 @@ class _Builder:
 
     # -- borders ----------------------------------------------------------------------------------------------------
 
-    def _brought(self, found: fx.Graph, value: fx.Node, before: fx.Node, place: int) -> fx.Node:
+    def _redistributed(self, found: fx.Graph, value: fx.Node, before: fx.Node, place: int) -> fx.Node:
         """A node's value, redistributed as the layer at a place needs it."""
         source = self._graph.places.get(before.name)
         if source is None or source == place:
@@ -118,7 +118,7 @@ class _Builder:
 
     # -- layers -----------------------------------------------------------------------------------------------------
 
-    def _put(self, target: str, place: int) -> None:
+    def _add_layer(self, target: str, place: int) -> None:
         if target in self._root:
             return
         layer, way = self._graph.layers[place], self._ways[place]
@@ -128,7 +128,7 @@ class _Builder:
             return
         out = self._borders(layer)
         if is_partitionable(module):
-            self._root[target] = self._by_itself(module, target, Shape(layer.batch_dim, layer.feature_dim or 0, out))
+            self._root[target] = self._custom(module, target, Shape(layer.batch_dim, layer.feature_dim or 0, out))
             return
         if way == "row":
             borders = self._entering(self._graph.layers[self._sources[place][0]], layer)
@@ -144,7 +144,7 @@ class _Builder:
         else:
             self._root[target] = made
 
-    def _by_itself(self, module: nn.Module, path: str, shape: Shape) -> nn.Module:
+    def _custom(self, module: nn.Module, path: str, shape: Shape) -> nn.Module:
         """A custom layer, with the share of its tensors that it asks for."""
         assert isinstance(module, Partitionable)
         start, stop = shape.borders[self._crew.part : self._crew.part + 2]
@@ -222,7 +222,7 @@ class _Builder:
                 self._root.setdefault(str(node.target), self._copied(self._modules[str(node.target)], str(node.target)))
             elif node.op == "get_attr":
                 self._root.setdefault(str(node.target), self._attribute(str(node.target)))
-            env[node] = self._set_down(found, node, env)
+            env[node] = self._copy_node(found, node, env)
         if last == len(nodes):
             leaving = list(final.all_input_nodes)
             found.node_copy(final, lambda n: env[n])

@@ -46,7 +46,7 @@ class Deferred(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._done: list[_Done] = []
         self._scratch = torch.empty(0)
-        self._with: dict[int, int] = {}
+        self._parents: dict[int, int] = {}
         """Parents of a union-find structure of storages that were computed together."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -70,7 +70,7 @@ class Deferred(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._done.append(_Done(func, (args, kwargs), outputs, random))
             touched = [_storage(t) for t in (*given, *outputs) if t.device.type == "meta"]
             for other in touched[1:]:
-                self._with[self._root(other)] = self._root(touched[0])
+                self._parents[self._root(other)] = self._root(touched[0])
         return found
 
     def _held(self, x: Any) -> Any:
@@ -84,8 +84,8 @@ class Deferred(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._scratch[: x.numel()].view(x.shape)
 
     def _root(self, storage: int) -> int:
-        while self._with.get(storage, storage) != storage:
-            storage = self._with[storage]
+        while self._parents.get(storage, storage) != storage:
+            storage = self._parents[storage]
         return storage
 
     def value(self, tensor: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ Deferred.__torch_dispatch__ = getattr(  # type: ignore[method-assign]
 )
 
 
-class _Pretending(TorchFunctionMode):
+class _HidesMeta(TorchFunctionMode):
     """Hides that a tensor has no memory: torch's initialisers skip such tensors."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -137,7 +137,7 @@ class _Pretending(TorchFunctionMode):
 
 def deferred(factory: Callable[[], nn.Module], seed: int) -> tuple[nn.Module, Deferred]:
     """The module that a factory builds, and the record from which the values of its large tensors are computed."""
-    with Deferred() as notes, _Pretending():
+    with Deferred() as notes, _HidesMeta():
         module = build_module(factory, seed)
     notes._scratch = torch.empty(0)
     return module, notes

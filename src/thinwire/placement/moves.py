@@ -17,7 +17,7 @@ from thinwire.placement.crew import Crew
 
 ROWS, FEATURES = "rows", "features"
 ADDED = "added"
-_TURNS: dict[tuple[str, str], tuple[str | None, str]] = {
+_SPLIT_AND_JOIN: dict[tuple[str, str], tuple[str | None, str]] = {
     ("rows", "full"): (None, ROWS),
     ("features", "full"): (None, FEATURES),
     ("rows", "features"): (FEATURES, ROWS),
@@ -40,9 +40,9 @@ class Shape:
         return self.borders[part + 1] - self.borders[part]
 
 
-def turn(crew: Crew, x: Tensor, shape: Shape, before: str, after: str) -> Tensor:
+def redistribute(crew: Crew, x: Tensor, shape: Shape, before: str, after: str) -> Tensor:
     """Redistributes a tensor from one layout to another."""
-    cut, join = _TURNS[before, after]
+    cut, join = _SPLIT_AND_JOIN[before, after]
     me, total = crew.part, sum(crew.rows)
     each = x.shape[shape.batch_dim] // (crew.rows[me] if before == "rows" else total)
     rows = [count * each for count in crew.rows]
@@ -87,15 +87,15 @@ _BACK = {
 }
 
 
-class _Turned(torch.autograd.Function):
+class _Redistributed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, crew: Crew, shape: Shape, before: str, after: str) -> Tensor:
         ctx.crew, ctx.shape, ctx.back = crew, shape, _BACK[before, after]
-        return turn(crew, x.contiguous(), shape, before, after)
+        return redistribute(crew, x.contiguous(), shape, before, after)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return turn(ctx.crew, gradients[0].contiguous(), ctx.shape, *ctx.back), None, None, None, None
+        return redistribute(ctx.crew, gradients[0].contiguous(), ctx.shape, *ctx.back), None, None, None, None
 
 
 class Move(nn.Module):
@@ -106,25 +106,25 @@ class Move(nn.Module):
         self._crew, self._shape, self._ways = crew, shape, (before, after)
 
     def forward(self, x: Tensor) -> Tensor:
-        moved: Tensor = _Turned.apply(x, self._crew, self._shape, *self._ways)  # type: ignore[no-untyped-call]
+        moved: Tensor = _Redistributed.apply(x, self._crew, self._shape, *self._ways)  # type: ignore[no-untyped-call]
         return moved
 
     def extra_repr(self) -> str:
         return " to ".join(self._ways)
 
 
-class _Totalled(torch.autograd.Function):
+class _AllReduced(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, crew: Crew) -> Tensor:
         ctx.crew = crew
-        return _total(crew, x)
+        return _all_reduce(crew, x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return _total(ctx.crew, gradients[0]), None
+        return _all_reduce(ctx.crew, gradients[0]), None
 
 
-def _total(crew: Crew, x: Tensor) -> Tensor:
+def _all_reduce(crew: Crew, x: Tensor) -> Tensor:
     return added(crew.hand([x.contiguous()] * crew.size, [x.shape] * crew.size))
 
 
@@ -135,5 +135,5 @@ class Total:
         self._crew = crew
 
     def __call__(self, x: Tensor) -> Tensor:
-        found: Tensor = _Totalled.apply(x, self._crew)  # type: ignore[no-untyped-call]
+        found: Tensor = _AllReduced.apply(x, self._crew)  # type: ignore[no-untyped-call]
         return found

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from thinwire.errors import ConfigError
 from thinwire.planning.partition import is_partitionable
-from thinwire.planning.tracing import OnNothing, first_tensor, traced_of, without_memory
+from thinwire.planning.tracing import MetaInterpreter, first_tensor, traced_of, without_memory
 
 Kind = Literal["input", "split", "channels", "rows"]
 """How a layer can be placed on a group. "split": its parameters can be split by outputs or inputs. "channels": it works
@@ -131,7 +131,7 @@ def graph_on(module: nn.Module, examples: Sequence[Tensor]) -> Graph:
         if node.target is operator.getitem and not node.users:  # an unused part of an unpacked tuple
             traced.graph.erase_node(node)
     empty, rows = without_memory(traced), examples[0].shape[0]
-    runs: list[OnNothing] = []
+    runs: list[MetaInterpreter] = []
     try:
         more = [torch.empty(rows + 1, *x.shape[1:], dtype=x.dtype, device="meta") for x in examples]
         runs.append(other := _Shapes(empty))
@@ -148,7 +148,7 @@ def graph_on(module: nn.Module, examples: Sequence[Tensor]) -> Graph:
     return walker.seen
 
 
-class _Shapes(OnNothing):
+class _Shapes(MetaInterpreter):
     """Runs a network on meta tensors, and records the shape of every value."""
 
     def __init__(self, traced: fx.GraphModule) -> None:
@@ -163,7 +163,7 @@ class _Shapes(OnNothing):
         return found
 
 
-class _Walker(OnNothing):
+class _Walker(MetaInterpreter):
     """Runs a network on meta tensors, and records the properties of each layer."""
 
     def __init__(self, traced: fx.GraphModule, rows: int, others: dict[fx.Node, tuple[int, ...]]) -> None:
@@ -254,12 +254,12 @@ class _Walker(OnNothing):
         if shared or not moves or len(moves) > 1:
             return layer
         if module is not None and is_partitionable(module) and n.name in self.seen.sorts:
-            return _by_itself(layer, module, found)
+            return _custom(layer, module, found)
         if module is not None and not _is_plain(module):
             return layer
         if module is not None:
             layer = _split(layer, n, module, found, before)
-        return layer if layer.kind == "split" else _alike(layer, n, module, found, before)
+        return layer if layer.kind == "split" else _as_channels(layer, n, module, found, before)
 
     def _attr(self, node: fx.Node) -> Any:
         return self.fetch_attr(str(node.target))
@@ -317,7 +317,7 @@ def _split(layer: Layer, n: fx.Node, module: nn.Module, found: Tensor, before: S
                    units_in=units, whole=bias)  # fmt: skip
 
 
-def _by_itself(layer: Layer, module: nn.Module, found: Tensor) -> Layer:
+def _custom(layer: Layer, module: nn.Module, found: Tensor) -> Layer:
     """A custom layer that defines how its outputs are split."""
     asked = getattr(module, "partition_dim", -1)
     if not -found.dim() <= asked < found.dim() or asked % found.dim() == layer.batch_dim:
@@ -333,7 +333,7 @@ def _by_itself(layer: Layer, module: nn.Module, found: Tensor) -> Layer:
                    gathered=(float(sent[0]), int(sent[1])))  # fmt: skip
 
 
-def _alike(layer: Layer, n: fx.Node, module: nn.Module | None, found: Tensor, before: Sequence[Layer]) -> Layer:
+def _as_channels(layer: Layer, n: fx.Node, module: nn.Module | None, found: Tensor, before: Sequence[Layer]) -> Layer:
     """A layer as "channels" where it works on each feature or channel separately; else unchanged."""
     if not before or any(s.feature_dim is None or s.batch_dim != before[0].batch_dim for s in before):
         return layer

@@ -162,12 +162,12 @@ def cost_of(layer: Layer, placement: str, group: int, rows: int) -> Cost:
 def border(source: Layer, target: Layer, given: str, wanted: str, group: int, rows: int) -> Cost:
     """What a worker sends to redistribute a layer's output for the next layer; an input has no gradient."""
     cost = NOTHING
-    for before, after in turns(source, target, given, wanted):
-        cost = _both(cost, _turned(source, before, after, group, rows))
+    for before, after in redistributions(source, target, given, wanted):
+        cost = _both(cost, _redistribution_cost(source, before, after, group, rows))
     return cost
 
 
-def _turned(source: Layer, before: Way, after: Way, group: int, rows: int) -> Cost:
+def _redistribution_cost(source: Layer, before: Way, after: Way, group: int, rows: int) -> Cost:
     cost = redistributed(before, after, source.features, rows, group)
     return Cost(cost.sent_bytes / 2, cost.messages / 2) if source.kind == "input" else cost
 
@@ -177,11 +177,11 @@ def connections(graph: Graph, ways: Sequence[str]) -> list[Connection]:
     return [
         Connection(source, target, before, after)
         for source, target in graph.edges
-        for before, after in turns(graph.layers[source], graph.layers[target], ways[source], ways[target])
+        for before, after in redistributions(graph.layers[source], graph.layers[target], ways[source], ways[target])
     ]
 
 
-def turns(source: Layer, target: Layer, given: str, wanted: str) -> list[tuple[Way, Way]]:
+def redistributions(source: Layer, target: Layer, given: str, wanted: str) -> list[tuple[Way, Way]]:
     """The redistributions between two layers, in order: pairs of layouts before and after."""
     before, after = WAYS[given][1], WAYS[wanted][0]
     if before == after == "features" and source.feature_dim != target.wanted_dim:
@@ -346,7 +346,7 @@ def as_placed(graph: Graph, ways: Sequence[str], group: int, rows: int, machine:
     found, borders = [], []
     inwards: list[list[Cost]] = [[] for _ in graph.layers]
     for each in connections(graph, ways):
-        cost = _turned(graph.layers[each.source], each.before, each.after, group, rows)
+        cost = _redistribution_cost(graph.layers[each.source], each.before, each.after, group, rows)
         inwards[each.target].append(cost)
         borders.append((each, cost, machine.wire.seconds(*cost)))
     for layer, way, brought in zip(graph.layers, ways, inwards, strict=True):

@@ -139,17 +139,17 @@ def _eliminate(
             for table in tables:
                 ways = _joined(ways, table.labels[tuple(known[n] for n in table.nodes)], slack, most)
             labels += ways
-        found[given] = _unbeaten(labels, slack, most)
+        found[given] = _pareto_optimal(labels, slack, most)
     return found
 
 
 def _joined(one: list[Label], other: list[Label], slack: float | None, most: int | None) -> list[Label]:
     """All combinations of both lists that are Pareto-optimal."""
     ways = [Label(a.cost + b.cost, a.memory + b.memory, _pair(a.picked, b.picked)) for a in one for b in other]
-    return _unbeaten(ways, slack, most)
+    return _pareto_optimal(ways, slack, most)
 
 
-def _unbeaten(labels: list[Label], slack: float | None, most: int | None) -> list[Label]:
+def _pareto_optimal(labels: list[Label], slack: float | None, most: int | None) -> list[Label]:
     if slack is None:
         return [min(labels, key=lambda label: label.cost)] if labels else []
     kept: list[Label] = []

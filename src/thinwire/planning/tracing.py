@@ -155,7 +155,7 @@ def without_memory(traced: fx.GraphModule) -> fx.GraphModule:
     return found
 
 
-class OnNothing(fx.Interpreter):
+class MetaInterpreter(fx.Interpreter):
     """Runs a network on tensors without memory."""
 
     at = ""

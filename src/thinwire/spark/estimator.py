@@ -27,8 +27,8 @@ from thinwire.spark.imports import checked as checked_modules
 from thinwire.spark.model import TorchModel
 from thinwire.spark.objects import Source, Withheld, WithheldError, code_of, damaged, made_of
 from thinwire.spark.params import DEFAULTS, TrainParams, accessors, camel
+from thinwire.spark.slot_queue import queue_of
 from thinwire.spark.storage import Saved, has_saved, read_saved, slot_of, write_saved
-from thinwire.spark.turns import turns_of
 
 if TYPE_CHECKING:
     from thinwire.spark.caffe import CaffeFit
@@ -165,7 +165,7 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
                 "transform": transform,
             }
         settings = {"optimizer": self._optimizer()} | settings if "optimizer" not in settings else settings
-        with _turn(cluster, dataset.sparkSession):
+        with _slots_for(cluster, dataset.sparkSession):
             result = fit(
                 given, dataset, strategy=value(self.strategy), seed=int(value(self.seed)), cluster=cluster, **settings
             )
@@ -280,12 +280,12 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
         return _Reader(Source(path, checked_modules(modules), allow_pickle), given).load(path)
 
 
-def _turn(cluster: Any, session: Any) -> Any:
+def _slots_for(cluster: Any, session: Any) -> Any:
     """Waits for slots that other fits of this process hold, such as those of a CrossValidator."""
     there = slots(session) if isinstance(cluster, Spark) else None
     if there is None:
         return contextlib.nullcontext()
-    return turns_of(session.sparkContext.applicationId).slots(cluster.workers, there)
+    return queue_of(session.sparkContext.applicationId).slots(cluster.workers, there)
 
 
 class _Writer(MLWriter):

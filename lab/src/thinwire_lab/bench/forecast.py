@@ -13,7 +13,7 @@ from typing import Any
 
 from thinwire.checkpoint import decode, encode
 from thinwire.cluster.simulated.fibers import VirtualTime
-from thinwire.cluster.simulated.links import Ether, EtherHub
+from thinwire.cluster.simulated.links import SimulatedHub, SimulatedWire
 from thinwire.cluster.simulated.network import Network
 from thinwire.coordinator.coordinator import Coordinator
 from thinwire.coordinator.outcome import Policy
@@ -109,7 +109,7 @@ def simulated(case: _Case, handling: float, bytes_per_s: float) -> list[dict[str
     """The same workers in virtual time, on a link with this rate."""
     time = VirtualTime()
     link = Link(LATENCY_S, bytes_per_s)
-    ether = Ether(time, Network(time, link, WORKERS + 1), WORKERS, handling)
+    wire = SimulatedWire(time, Network(time, link, WORKERS + 1), WORKERS, handling)
     found: list[dict[str, Any]] = []
 
     def work(worker: int) -> None:
@@ -118,12 +118,12 @@ def simulated(case: _Case, handling: float, bytes_per_s: float) -> list[dict[str
         joint = JointState(chosen, replica.vector.detach().clone(), WORKERS)
         seat = Identity(worker, 0, hello() | {"rows": ROWS})
         trees = TreeCodec(encode, decode)
-        peer = Peer(ether.link(worker, 0), seat, joint, codec_name="float32", trees=trees, time=time)
+        peer = Peer(wire.link(worker, 0), seat, joint, codec_name="float32", trees=trees, time=time)
         found.append(paced(peer, replica, joint, worker, "float32", warm_up=case.warm_up, steps=case.steps))
 
     for worker in range(WORKERS):
         time.fiber(lambda w=worker: work(w), f"worker-{worker}", worker).start()  # type: ignore[misc]
     policy = Policy(workers=WORKERS, deadlines=Deadlines(silence_s=60.0))
-    Coordinator(EtherHub(ether), NoReplacements(), policy, emit=lambda event: None, time=time).run()
+    Coordinator(SimulatedHub(wire), NoReplacements(), policy, emit=lambda event: None, time=time).run()
     time.stop()
     return found

@@ -97,12 +97,12 @@ class _Site:
 
     def _replica(self, model: Any, spec: Any, worker: int = 0) -> LedgerReplica:
         made = LedgerReplica(self.checker, model, spec, worker, step_s=STEP_S, spread=self._schedule.spread)
-        found: LedgerReplica = self.made.flaws.around(worker, made)
+        found: LedgerReplica = self.made.nan_injection.around(worker, made)
         return found
 
     def _part(self, placement: Any, model: Any, spec: Any, worker: int, *, crew: Any, **given: Any) -> LedgerPart:
         made = LedgerPart(self.checker, spec, worker, crew, step_s=STEP_S, spread=self._schedule.spread)
-        found: LedgerPart = self.made.flaws.around(worker, made)
+        found: LedgerPart = self.made.nan_injection.around(worker, made)
         return found
 
     def _late(self) -> None:

@@ -13,10 +13,10 @@ from typing import Any, Literal, get_args
 from thinwire.cluster.base import Dealt, DriverData, Entry, Expected
 from thinwire.cluster.simulated.fault_injection import FaultInjection
 from thinwire.cluster.simulated.fibers import VirtualTime
-from thinwire.cluster.simulated.flaws import Flaws, Spell
 from thinwire.cluster.simulated.gradient_batching import GradientBatcher
-from thinwire.cluster.simulated.links import Ether, EtherHub
-from thinwire.cluster.simulated.meetings import Meetings
+from thinwire.cluster.simulated.group_transport import GroupTransport
+from thinwire.cluster.simulated.links import SimulatedHub, SimulatedWire
+from thinwire.cluster.simulated.nan_injection import NanFault, NanInjection
 from thinwire.cluster.simulated.network import Network
 from thinwire.cluster.simulated.steps import StepTimes
 from thinwire.coordinator.ports import Exit
@@ -167,27 +167,31 @@ class SimulatedSite:
             busy=self.network.busy,
             seed=cluster.seed,
         )
-        self.lab = GradientBatcher(self.time, steps, cluster.workers)
-        spells = [Spell(f.worker, f.at_s, f.at_s + f.seconds, f.share) for f in cluster.faults if f.kind == "nan"]
-        self.flaws = Flaws(self.time, spells, cluster.seed)
+        self.batcher = GradientBatcher(self.time, steps, cluster.workers)
+        nan_faults = [
+            NanFault(f.worker, f.at_s, f.at_s + f.seconds, f.share) for f in cluster.faults if f.kind == "nan"
+        ]
+        self.nan_injection = NanInjection(self.time, nan_faults, cluster.seed)
         self.replica: Callable[..., TorchReplica] = self._replica
         self.part: Callable[..., GroupReplica] = self._part
-        self._weather = FaultInjection(cluster.seed)
-        self.meetings = Meetings(self.time, self.network, self._weather, cluster.seed)
-        self.crew = self.meetings.crew
+        self._message_faults = FaultInjection(cluster.seed)
+        self.group_transport = GroupTransport(self.time, self.network, self._message_faults, cluster.seed)
+        self.crew = self.group_transport.crew
         self.observe: Observer = unobserved
-        self._ether: Ether | None = None
+        self._wire: SimulatedWire | None = None
 
     def _replica(self, model: Any, spec: Any, worker: int = 0) -> TorchReplica:
-        found: TorchReplica = self.flaws.around(worker, self.lab.replica(model, spec, worker))
+        found: TorchReplica = self.nan_injection.around(worker, self.batcher.replica(model, spec, worker))
         return found
 
     def _part(self, placement: Any, model: Any, spec: Any, worker: int, **given: Any) -> GroupReplica:
-        found: GroupReplica = self.flaws.around(worker, self.lab.part(placement, model, spec, worker, **given))
+        found: GroupReplica = self.nan_injection.around(
+            worker, self.batcher.part(placement, model, spec, worker, **given)
+        )
         return found
 
     def expect(self) -> Expected:
-        return Expected(placement.Wire(self._link.latency_s, self._link.bytes_per_s), self.lab.expected_s)
+        return Expected(placement.Wire(self._link.latency_s, self._link.bytes_per_s), self.batcher.expected_s)
 
     def deadlines(self, given: Deadlines | None) -> Deadlines:
         return given or Deadlines()
@@ -204,13 +208,13 @@ class SimulatedSite:
     def wire(self) -> tuple[Hub, Wire]:
         handling = self._cluster.handling
         rate = math.inf if handling is None else rate_bytes(handling)
-        self._ether = Ether(self.time, self.network, self.workers, rate, self._weather)
-        return EtherHub(self._ether), self._ether
+        self._wire = SimulatedWire(self.time, self.network, self.workers, rate, self._message_faults)
+        return SimulatedHub(self._wire), self._wire
 
     def launch(self, entry: Entry, dealt: Dealt, wire: Wire, helpers: int = 0) -> SimulatedWorkforce:
         """Starts the workers, and helpers on the driver's machine."""
-        assert self._ether is not None
-        force = SimulatedWorkforce(self, self._cluster, self._ether, entry)
+        assert self._wire is not None
+        force = SimulatedWorkforce(self, self._cluster, self._wire, entry)
         for worker in range(self.workers + helpers):
             force.start(worker, 0)
         return force
@@ -219,11 +223,11 @@ class SimulatedSite:
 class SimulatedWorkforce:
     """Workers as fibers; see `thinwire.coordinator.ports.Workforce`."""
 
-    def __init__(self, site: SimulatedSite, cluster: Simulated, ether: Ether, entry: Entry) -> None:
+    def __init__(self, site: SimulatedSite, cluster: Simulated, wire: SimulatedWire, entry: Entry) -> None:
         self._time, self._network, self._cluster = site.time, site.network, cluster
-        self._meetings = site.meetings
-        self._meetings.reset()
-        self._ether, self._entry = ether, entry
+        self._group_transport = site.group_transport
+        self._group_transport.reset()
+        self._wire, self._entry = wire, entry
         self.revives = cluster.revives
         self._attempts: dict[int, int] = {}
         self._running: set[tuple[int, int]] = set()
@@ -296,9 +300,9 @@ class SimulatedWorkforce:
             self._time.freeze((worker, self._attempts[worker]), fault.seconds)
         elif fault.kind == "part":
             other = self._cluster.workers if fault.other is None else fault.other
-            self._ether.weather.turn("part", {worker, other}, 1.0, until)
+            self._wire.message_faults.begin("part", {worker, other}, 1.0, until)
         elif fault.kind in ("lose", "repeat", "shuffle"):
-            self._ether.weather.turn(fault.kind, {worker}, fault.share, until)
+            self._wire.message_faults.begin(fault.kind, {worker}, fault.share, until)
         elif (worker, self._attempts[worker]) not in self._running:
             return  # the worker has ended, or its successor has not started
         elif fault.kind == "twin" and self._starts_itself(worker):
@@ -318,6 +322,6 @@ class SimulatedWorkforce:
     def _end(self, worker: int) -> None:
         attempt = self._attempts[worker]
         self._running.discard((worker, attempt))
-        self._ether.kill(worker, attempt)
-        self._meetings.kill(worker, attempt)
+        self._wire.kill(worker, attempt)
+        self._group_transport.kill(worker, attempt)
         self._time.kill((worker, attempt))

@@ -14,7 +14,7 @@ LINGER_S = 0.4
 """Longest delay of a reordered or repeated message."""
 
 
-class Spell(NamedTuple):
+class MessageFault(NamedTuple):
     """A fault that lasts for a while."""
 
     kind: str
@@ -29,24 +29,24 @@ class FaultInjection:
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
-        self._spells: list[Spell] = []
+        self._faults: list[MessageFault] = []
 
-    def turn(self, kind: str, nodes: Collection[int], share: float, until: float) -> None:
+    def begin(self, kind: str, nodes: Collection[int], share: float, until: float) -> None:
         """Begins a fault until a moment: "lose", "repeat" or "shuffle" a share of messages, or "part" for all."""
-        self._spells.append(Spell(kind, frozenset(nodes), share, until))
+        self._faults.append(MessageFault(kind, frozenset(nodes), share, until))
 
     def delays(self, source: int, target: int, now: float) -> list[float]:
         """The delay of each copy of a message; empty for a lost message."""
         found = [0.0]
-        if not self._spells:
+        if not self._faults:
             return found
-        self._spells = [spell for spell in self._spells if spell.until > now]
-        for spell in self._spells:
-            concerned = spell.nodes <= {source, target}
-            if not concerned or self._random.random() >= spell.share:
+        self._faults = [fault for fault in self._faults if fault.until > now]
+        for fault in self._faults:
+            concerned = fault.nodes <= {source, target}
+            if not concerned or self._random.random() >= fault.share:
                 continue
-            if spell.kind in ("lose", "part"):
+            if fault.kind in ("lose", "part"):
                 return []
             late = self._random.uniform(0.0, LINGER_S)
-            found = [*found, late] if spell.kind == "repeat" else [late]
+            found = [*found, late] if fault.kind == "repeat" else [late]
         return found

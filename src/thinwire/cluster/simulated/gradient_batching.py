@@ -2,7 +2,7 @@
 
 A worker's vector does not change while its gradient is computed, so the gradient is not needed before the end of the
 step's time. The batch waits until then. The first worker whose time ends computes the gradients of all waiting batches:
-in one pass through the network (`stacks`) or, on a GPU, in parallel (`graphs`).
+in one pass through the network (`vmap_batching`) or, on a GPU, in parallel (`graphs`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from thinwire.cluster.simulated.fibers import VirtualTime
 from thinwire.cluster.simulated.graphs import Graphs, capturable, untouched
-from thinwire.cluster.simulated.stacks import Stack, stackable
 from thinwire.cluster.simulated.steps import StepTimes
+from thinwire.cluster.simulated.vmap_batching import VmapBatching, can_vmap
 from thinwire.errors import ConfigError
 from thinwire.placement import GroupReplica, Placement, part_of
 from thinwire.replicas import TorchReplica, TrainSpec
@@ -33,13 +33,13 @@ MEASURED_STEPS = 3
 class _Wanted:
     """A gradient that is needed at the end of a step's time."""
 
-    replica: LabReplica
+    replica: BatchedReplica
     batch: Any
     loss: float | None = None
     error: BaseException | None = None
 
 
-class Way(Protocol):
+class BatchMethod(Protocol):
     """A method of computing several replicas' gradients."""
 
     least: int
@@ -58,7 +58,7 @@ class GradientBatcher:
     def __init__(self, time: VirtualTime, steps: StepTimes, workers: int) -> None:
         self._time, self._steps, self._workers = time, steps, workers
         self._wanted: list[_Wanted] = []
-        self._way: Stack | Graphs | None = None
+        self._way: VmapBatching | Graphs | None = None
         self.computed = self.together = 0
         """Number of gradients, and of those that were computed together with others."""
 
@@ -68,13 +68,13 @@ class GradientBatcher:
 
     def replica(self, model: Any, spec: TrainSpec, worker: int = 0) -> TorchReplica:
         """Builds a worker's replica for `thinwire.run.job`."""
-        made = LabReplica(self, model, spec, worker)
+        made = BatchedReplica(self, model, spec, worker)
         if worker < self._workers and capturable(made):
             self._way = self._way or Graphs()
             made.way = self._way
-        elif worker < self._workers and stackable(made):
-            self._way = self._way or Stack(made.parameters.size, self._workers, made.device)
-            assert isinstance(self._way, Stack)
+        elif worker < self._workers and can_vmap(made):
+            self._way = self._way or VmapBatching(made.parameters.size, self._workers, made.device)
+            assert isinstance(self._way, VmapBatching)
             self._way.take_in(made, worker)  # replaces the worker that had this number before
             made.way = self._way
         return made
@@ -93,7 +93,7 @@ class GradientBatcher:
         made.gradient = timed  # type: ignore[method-assign]
         return made
 
-    def gradient(self, replica: LabReplica, batch: Any) -> float:
+    def gradient(self, replica: BatchedReplica, batch: Any) -> float:
         """A step's loss, with its gradient, after the time of a step has passed."""
         if not self._steps.known:
             self._steps.settle(replica.vector.numel(), lambda: _measured(replica, batch))
@@ -150,25 +150,25 @@ class GradientBatcher:
         return True
 
 
-class LabReplica(TorchReplica):
+class BatchedReplica(TorchReplica):
     """A replica whose gradients the batcher computes."""
 
     def __init__(
-        self, lab: GradientBatcher, model: nn.Module | Callable[[], nn.Module], spec: TrainSpec, worker: int
+        self, batcher: GradientBatcher, model: nn.Module | Callable[[], nn.Module], spec: TrainSpec, worker: int
     ) -> None:
         super().__init__(model, spec, worker)
-        self.worker, self._lab = worker, lab
-        self.way: Way | None = None
+        self.worker, self._batcher = worker, batcher
+        self.way: BatchMethod | None = None
 
     def gradient(self, batch: Any) -> float:
-        return self._lab.gradient(self, batch)
+        return self._batcher.gradient(self, batch)
 
     def compute(self, batch: Any) -> float:
         """Computes the gradient and the loss now."""
         return super().gradient(batch)
 
     def _evaluated(self) -> Tensor:
-        self._lab.takes_a_step(self.worker)
+        self._batcher.takes_a_step(self.worker)
         return super()._evaluated()
 
     def backward(self, loss: Tensor) -> None:
@@ -182,7 +182,7 @@ def _unmeasured() -> float:
     raise ConfigError("the steps of a group cannot be measured; give the simulated cluster step_s, or a ratio")
 
 
-def _measured(replica: LabReplica, batch: Any) -> float:
+def _measured(replica: BatchedReplica, batch: Any) -> float:
     """Seconds of a step on this machine, without other load."""
     took = []
     with untouched(replica.module):

@@ -35,7 +35,7 @@ def capturable(replica: TorchReplica) -> bool:
 
 
 class Graphs:
-    """See `thinwire.cluster.simulated.gradient_batching.Way`."""
+    """See `thinwire.cluster.simulated.gradient_batching.BatchMethod`."""
 
     least = 1
 

@@ -17,7 +17,7 @@ FRAME_BYTES = 64
 """Bytes of a message on the network beside its header and payload."""
 
 
-class Ether(Room):
+class SimulatedWire(Room):
     """The links of one run; see `thinwire.transport.ports.Wire`."""
 
     def __init__(
@@ -26,13 +26,13 @@ class Ether(Room):
         network: Network,
         driver: int,
         handling: float = math.inf,
-        weather: FaultInjection | None = None,
+        message_faults: FaultInjection | None = None,
     ) -> None:
         super().__init__(make=time.queue)
         self.time, self._network, self._driver = time, network, driver
         self.handling = handling
         """Bytes a second that a worker's processor can pack, encrypt, add up and unpack."""
-        self.weather = FaultInjection(0) if weather is None else weather
+        self.message_faults = FaultInjection(0) if message_faults is None else message_faults
         self.dead: list[tuple[int, int]] = []
         """Workers and attempts whose connections have ended without a report to the coordinator."""
         self._gone: set[str] = set()
@@ -44,7 +44,7 @@ class Ether(Room):
         size = len(header) + FRAME_BYTES + (0 if payload is None else payload.nbytes)
         arrived = Message(message.sender, json.loads(header), payload)
         source, target = self._node(message.sender), self._node(_worker(address))
-        for late in self.weather.delays(source, target, self.time.now()):
+        for late in self.message_faults.delays(source, target, self.time.now()):
             self._network.send(source, target, size, functools.partial(self._come, address, arrived, late))
 
     def _come(self, address: str, message: Message, late: float) -> None:
@@ -85,7 +85,7 @@ class Ether(Room):
 class _Link(MemoryLink):
     """A worker's link, with the processor time for the bytes that cross it."""
 
-    _room: Ether
+    _room: SimulatedWire
     _handled = 0
 
     def send(self, peer: int, header: dict[str, object], payload: memoryview | None = None) -> None:
@@ -107,10 +107,10 @@ class _Link(MemoryLink):
         return found
 
 
-class EtherHub(MemoryHub):
+class SimulatedHub(MemoryHub):
     """The coordinator's link; see `thinwire.transport.ports.Hub`."""
 
-    _room: Ether
+    _room: SimulatedWire
 
     def broken(self) -> list[tuple[int, int]]:
         found, self._room.dead = self._room.dead, []

@@ -13,7 +13,7 @@ from thinwire.cluster.simulated.fibers import VirtualTime
 NAN, INFINITY = float("nan"), float("inf")
 
 
-class Spell(NamedTuple):
+class NanFault(NamedTuple):
     """Affects a share of a worker's steps that end between two moments."""
 
     worker: int
@@ -22,24 +22,24 @@ class Spell(NamedTuple):
     share: float
 
 
-class Flaws:
+class NanInjection:
     """Injects the values, drawn from the seed."""
 
-    def __init__(self, time: VirtualTime, spells: Sequence[Spell], seed: int) -> None:
-        self._time, self._spells = time, spells
+    def __init__(self, time: VirtualTime, faults: Sequence[NanFault], seed: int) -> None:
+        self._time, self._faults = time, faults
         self._random = random.Random(f"flaws {seed}")
 
     def around(self, worker: int, replica: Any) -> Any:
         """A replica whose affected steps have values that are not finite."""
-        spells = [spell for spell in self._spells if spell.worker == worker]
+        faults = [fault for fault in self._faults if fault.worker == worker]
         gradient = replica.gradient
-        if not spells:
+        if not faults:
             return replica
 
         def flawed(batch: Any) -> float:
             loss: float = gradient(batch)
             now = self._time.now()
-            wrong = [s for s in spells if s.since_s <= now < s.until_s and self._random.random() < s.share]
+            wrong = [s for s in faults if s.since_s <= now < s.until_s and self._random.random() < s.share]
             return self._spoil(replica, loss) if wrong else loss
 
         replica.gradient = flawed

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 
 
-class Turns:
+class SlotQueue:
     """Slots of one cluster that fits hold or wait for. Fits are admitted in the order of their requests."""
 
     def __init__(self) -> None:
@@ -50,10 +50,10 @@ class Turns:
 
 
 _lock = threading.Lock()
-_turns: dict[str, Turns] = {}
+_queues: dict[str, SlotQueue] = {}
 
 
-def turns_of(application: str) -> Turns:
+def queue_of(application: str) -> SlotQueue:
     """The queue of a Spark application."""
     with _lock:
-        return _turns.setdefault(application, Turns())
+        return _queues.setdefault(application, SlotQueue())

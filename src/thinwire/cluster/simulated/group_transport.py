@@ -33,11 +33,11 @@ class Owner(NamedTuple):
     attempt: int
 
 
-class Meetings:
+class GroupTransport:
     """The meetings of all groups of one run."""
 
-    def __init__(self, time: VirtualTime, network: Network, weather: FaultInjection, seed: int) -> None:
-        self.time, self.network, self.weather = time, network, weather
+    def __init__(self, time: VirtualTime, network: Network, message_faults: FaultInjection, seed: int) -> None:
+        self.time, self.network, self.message_faults = time, network, message_faults
         self._chance = random.Random(f"{seed} meetings")
         self._held: dict[tuple[str, str], _Meeting] = {}
         self.dead: set[Owner] = set()
@@ -69,8 +69,8 @@ class Meetings:
 class _Meeting:
     """Members that are present, pieces that have arrived, and fibers that wait."""
 
-    def __init__(self, meetings: Meetings) -> None:
-        self._of, self._time = meetings, meetings.time
+    def __init__(self, transport: GroupTransport) -> None:
+        self._transport, self._time = transport, transport.time
         self.present: dict[int, Owner] = {}
         self.gone: set[int] = set()
         self.arrived: dict[tuple[int, int, int], Tensor] = {}
@@ -111,10 +111,10 @@ class _Meeting:
             self.wake()
 
         def leave() -> None:
-            if not self._of.weather.delays(source, target, self._time.now()):
+            if not self._transport.message_faults.delays(source, target, self._time.now()):
                 self._time.at(self._time.now() + RESEND_S, leave)
             elif key[1] not in self.gone:
-                self._of.network.send(source, target, copy.numel() * copy.element_size(), arrive)
+                self._transport.network.send(source, target, copy.numel() * copy.element_size(), arrive)
 
         leave()
 
@@ -122,8 +122,8 @@ class _Meeting:
 class _Carrier:
     """One member's end; see `thinwire.placement.crew.Carrier`."""
 
-    def __init__(self, meetings: Meetings, owner: Owner, size: int) -> None:
-        self._meetings, self._owner = meetings, owner
+    def __init__(self, transport: GroupTransport, owner: Owner, size: int) -> None:
+        self._transport, self._owner = transport, owner
         self._part, self._size = owner.worker % size, size
         self._meeting: _Meeting | None = None
         self._swaps = 0
@@ -135,12 +135,12 @@ class _Carrier:
 
     def meet(self, address: str, name: str, timeout_s: float) -> None:
         worker, _, attempt = address.partition(":")[2].partition(".")
-        if Owner(int(worker), int(attempt)) in self._meetings.dead:
+        if Owner(int(worker), int(attempt)) in self._transport.dead:
             raise RuntimeError(f"connection refused: no peer at {address}")
-        meeting = self._meetings.at(address, name)
+        meeting = self._transport.at(address, name)
         self._meeting, self._patience_s, self._swaps = meeting, timeout_s, 0
         meeting.come(self._part, self._owner)
-        deadline = self._meetings.time.now() + timeout_s
+        deadline = self._transport.time.now() + timeout_s
         others = set(range(self._size)) - {self._part}
         meeting.wait(lambda: len(meeting.present) == self._size, others, deadline)
 
@@ -173,7 +173,7 @@ class _Carrier:
         raise ConfigError("a pipeline runs in processes; simulate tw.Planned or tw.TensorParallel in its place")
 
     def deadline(self) -> float:
-        return self._meetings.time.now() + self._patience_s
+        return self._transport.time.now() + self._patience_s
 
     def _met(self) -> _Meeting:
         if self._meeting is None:

@@ -16,7 +16,7 @@ from thinwire.parameters import FlatParameters
 from thinwire.replicas import BackPropagation, TorchReplica
 
 
-def stackable(replica: TorchReplica) -> bool:
+def can_vmap(replica: TorchReplica) -> bool:
     """Whether one pass through several replicas gives the results of separate passes, and is faster.
 
     Convolutions of several networks at once are slower than one after the other; recurrent layers do not support vmap.
@@ -32,8 +32,8 @@ def stackable(replica: TorchReplica) -> bool:
     )
 
 
-class Stack:
-    """See `thinwire.cluster.simulated.gradient_batching.Way`; buffers are also rows of matrices."""
+class VmapBatching:
+    """See `thinwire.cluster.simulated.gradient_batching.BatchMethod`; buffers are also rows of matrices."""
 
     least = 2
 
