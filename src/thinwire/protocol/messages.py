@@ -317,7 +317,7 @@ class Happened:
     @property
     def type(self) -> type[events.Event] | None:
         """The event's class; None for an event of another version of thinwire."""
-        return TOLD.get(self.kind)
+        return WORKER_EVENTS.get(self.kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -772,9 +772,9 @@ TO_WORKER = Kinds((Pong, Wait, Rejoin, Leave, Piece, Prepare, Commit, Verdict, S
 AMONG_WORKERS = Kinds((Open, Part, Sum, Want, State, *_TABLE))
 FROM_SPARK = Kinds((SparkOpen, SparkSum))
 
-# -- events that workers tell of --------------------------------------------------------------------------------------
+# -- events that workers send -----------------------------------------------------------------------------------------
 
-_TOLD = (
+_WORKER_EVENT_KINDS = (
     events.RoundLanded,
     events.SettingChanged,
     events.Tried,
@@ -783,18 +783,18 @@ _TOLD = (
     events.CheckpointFailed,
     events.NonFinite,
 )
-TOLD: dict[str, type[events.Event]] = {kind.kind: kind for kind in _TOLD}
-"""Events that workers tell of."""
+WORKER_EVENTS: dict[str, type[events.Event]] = {kind.kind: kind for kind in _WORKER_EVENT_KINDS}
+"""Events that workers may send, by kind."""
 
 
-def _hint(hint: Any) -> Check:
+def _check_of(hint: Any) -> Check:
     """The check of a field of an event, from its annotation."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
-        options = [_hint(option) for option in get_args(hint)]
+        options = [_check_of(option) for option in get_args(hint)]
         return lambda value: any(option(value) for option in options)
     if origin is tuple:
-        return list_of(_hint(get_args(hint)[0]))
+        return list_of(_check_of(get_args(hint)[0]))
     checks: dict[Any, Check] = {
         int: is_count,
         float: is_number,
@@ -806,18 +806,20 @@ def _hint(hint: Any) -> Check:
 
 
 def _event_checks(kind: type[events.Event]) -> Mapping[str, Check]:
-    return {name: _hint(hint) for name, hint in get_type_hints(kind).items() if name != "kind"}
+    return {name: _check_of(hint) for name, hint in get_type_hints(kind).items() if name != "kind"}
 
 
-_EVENTS = {name: _event_checks(kind) for name, kind in TOLD.items()}
-_EVENTS["checkpoint_failed"] = {**_EVENTS["checkpoint_failed"], "name": _is_checkpoint}
+_EVENT_CHECKS = {name: _event_checks(kind) for name, kind in WORKER_EVENTS.items()}
+_EVENT_CHECKS["checkpoint_failed"] = {**_EVENT_CHECKS["checkpoint_failed"], "name": _is_checkpoint}
 
 
 def _is_event(name: str, told: dict[str, Any]) -> bool:
-    checks = _EVENTS.get(name, {})
+    checks = _EVENT_CHECKS.get(name, {})
     if not checks:  # of another version of thinwire: it is left out, not refused
         return True
-    optional = {"time"} | {field.name for field in fields(TOLD[name]) if hasattr(TOLD[name], field.name)}
+    optional = {"time"} | {
+        field.name for field in fields(WORKER_EVENTS[name]) if hasattr(WORKER_EVENTS[name], field.name)
+    }
     return set(told) <= set(checks) and all(
         checks[field](told[field]) if field in told else field in optional for field in checks
     )

@@ -12,7 +12,7 @@ SETTLED = 0.2
 ALLOWED = {"memory_mb": 24.0, "heap_mb": 24.0, "blocks_mb": 8.0}
 """Growth in MB that is allowed; for other resources this number:"""
 ALLOWED_COUNT = 6.0
-TOLD = ("rows", "workers_lost", "generations", "rounds", "val_loss", "reason")
+SUMMARY_KEYS = ("rows", "workers_lost", "generations", "rounds", "val_loss", "reason")
 
 
 @dataclass
@@ -67,7 +67,7 @@ def judge(found: dict[str, Any]) -> Soaked:
         goodput=round(during / before, 4) if before else 0.0,
         complete=bool(found["summary"]["complete"]),
         gauges=grown([look for look in found["looks"] if quiet <= look["at_s"] <= end]),
-        summary={name: found["summary"][name] for name in TOLD},
+        summary={name: found["summary"][name] for name in SUMMARY_KEYS},
     )
 
 
