@@ -224,7 +224,7 @@ def the_end_is_not_waited_for(patch: Any) -> None:
 def who_comes_too_late_is_taken_in(patch: Any) -> None:
     """A successor that comes when the others have the final model, and are on their way out, is waited for."""
     patch.setattr(ending.Ending, "closed", False)
-    patch.setattr(ending.Ending, "in_vain", lambda self: set())
+    patch.setattr(ending.Ending, "not_awaited", lambda self: set())
 
 
 def checkpoints_are_committed_early(patch: Any) -> None:

@@ -153,7 +153,7 @@ def test_replicas_computed_together_give_what_each_would_give_alone(monkeypatch:
     monkeypatch.setattr(lab.GradientBatcher, "_together", _counted(lab.GradientBatcher._together, computed))
     together = fit(tw.Simulated(workers=4, step_s=0.02, spread=0.2), "sparknet", {"period": 3}, model=Normed)
     assert sum(computed) > 0
-    monkeypatch.setattr(lab, "stackable", lambda replica: False)
+    monkeypatch.setattr(lab, "can_vmap", lambda replica: False)
     alone = fit(tw.Simulated(workers=4, step_s=0.02, spread=0.2), "sparknet", {"period": 3}, model=Normed)
     torch.testing.assert_close(values(together), values(alone), rtol=1e-3, atol=1e-4)
 

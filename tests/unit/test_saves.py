@@ -103,8 +103,8 @@ def test_a_last_checkpoint_that_failed_is_told_of_whatever_was_saved_beside_it(
 ) -> None:
     """One that was never begun has the next one's number; the last has what it has."""
     outcome = Outcome()
-    outcome.heed(events.CheckpointSaved(name=saved, steps=21, size_bytes=1))
-    outcome.heed(events.CheckpointFailed(name=failed, reason="no room"))
+    outcome.record(events.CheckpointSaved(name=saved, steps=21, size_bytes=1))
+    outcome.record(events.CheckpointFailed(name=failed, reason="no room"))
     assert (outcome.unsaved is not None) == told
 
 
