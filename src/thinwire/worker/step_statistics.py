@@ -16,9 +16,11 @@ class StepStatistics:
     """Counts what a worker does; cheap enough for every step."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
-        self._clock = clock
+        self.now = clock
         self.steps = 0
         self.rows = 0
+        self.group_rows = 0
+        """Rows that the members of this worker's group had done when they last met; 0 where it has none."""
         self.position: tuple[int, int] = (0, 0)
         """Epoch and batch that come next."""
         self.step_s = 0.0
@@ -42,7 +44,7 @@ class StepStatistics:
         self._epoch_norms = (0.0, 0)
 
     def begin_step(self) -> float:
-        now = self._clock()
+        now = self.now()
         if self._began is None:
             self._began = now
         elif self._last_end is not None and now - self._last_end > self._gap_s:
@@ -62,7 +64,7 @@ class StepStatistics:
 
     def flies(self, rounds: int) -> None:
         """Notes how many rounds are under way from here on."""
-        now = self._clock()
+        now = self.now()
         if self._flying:
             self._exchanged_s += now - self._flying_since
         self._flying, self._flying_since = rounds, now
@@ -75,7 +77,7 @@ class StepStatistics:
 
     def end_step(self, begun: float, rows: int, loss: float, following: tuple[int, int]) -> float:
         """Books a step; returns the moment."""
-        now = self._clock()
+        now = self.now()
         took = now - begun - self._waited_s
         self._busy_s += took
         self._evaluated_s, self._evaluated_since_s = self._evaluated_s + self._evaluated_since_s, 0.0
@@ -92,6 +94,11 @@ class StepStatistics:
         self.position = following
         self._last_end = now
         return now
+
+    @property
+    def rows_done(self) -> int:
+        """Rows that are in this worker's replica: its own, or those of its group."""
+        return max(self.group_rows, self.rows)
 
     def samples_gradient(self, position: tuple[int, int]) -> bool:
         """Whether to look at the length of this step's gradient: at the first of each epoch, and now and then."""

@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import final
 
 import torch
 from torch import Tensor
 
+from thinwire.exchange.ports import RoundsPort
+from thinwire.exchange.signals import Landed
 from thinwire.exchange.snapshot import Snapshot
 from thinwire.parameters import Fragment
 from thinwire.strategies import Share
+from thinwire.worker.generation import Generation
+from thinwire.worker.local_model import LocalModel
+from thinwire.worker.open_rounds import OpenRounds
+from thinwire.worker.ports import Batch, Replica
+from thinwire.worker.round_trigger import RoundTrigger
 
-if TYPE_CHECKING:
-    from thinwire.worker.worker import Worker
 
-
-class Stream:
+@final
+class GradientStream:
     """Watches a replica's gradients; between `begin` and `end` each tuple that is whole is told of."""
 
-    def __init__(self, replica: Any, tuples: Sequence[Fragment], *, together: bool) -> None:
+    def __init__(self, replica: Replica, tuples: Sequence[Fragment], *, together: bool) -> None:
         self._replica, self._tuples = replica, tuples
         spec = replica.spec
         self._waits = together or spec.clip_norm is not None or spec.accumulate > 1 or spec.precision == "float16"
@@ -40,7 +45,7 @@ class Stream:
             self._touched.append([k for k, t in enumerate(tuples) if t.start < stop and offset < t.stop])
         self._parts = [sum(key in keys for keys in self._touched) for key in range(len(tuples))]
         for index, tensor in enumerate(parameters.tensors):
-            tensor.register_post_accumulate_grad_hook(functools.partial(self._made, index))
+            tensor.register_post_accumulate_grad_hook(functools.partial(self._made, index))  # type: ignore[no-untyped-call]
 
     def begin(self, feed: Callable[[list[int], frozenset[int]], None]) -> None:
         """From here on `feed` hears of tuples whose values no longer change."""
@@ -81,74 +86,85 @@ class Stream:
             self._feed(whole, frozenset())
 
 
-class Served:
-    """Steps that a server's optimizer takes: this worker sends its gradients, and adopts the parameters it is sent."""
+@final
+class ServedGradients:
+    """See `thinwire.worker.ports.Exchanged`; a server's optimizer takes the steps, and sends the parameters back.
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._stream = Stream(worker.replica, worker.exchange.tuples, together=worker.plan.group_size > 1)
+    Args:
+        leave_out: what is told of a round whose step is not taken.
+        weigh: the weight of a step's rows.
+        together: whether members of a group step together.
+    """
+
+    mid_step = False
+
+    def __init__(
+        self,
+        local: LocalModel,
+        generation: Generation,
+        rounds: OpenRounds,
+        *,
+        exchange: RoundsPort,
+        trigger: RoundTrigger,
+        leave_out: Callable[[int], None],
+        weigh: Callable[[Batch], float],
+        together: bool,
+    ) -> None:
+        self._local, self._generation, self._rounds, self._exchange = local, generation, rounds, exchange
+        self._trigger, self._leave_out, self._weigh = trigger, leave_out, weigh
+        self._stream = GradientStream(local.replica, exchange.tuples, together=together)
         self._making = -1
         """The round whose gradient is being made; below 0 for none."""
 
-    def begin(self, rows: float) -> None:
-        """A gradient over so many rows, or rows of such a weight, is about to be made; it goes out as it is."""
-        worker = self._worker
-        round, fragment = worker.exchange.claim()
-        self._stream.begin(functools.partial(worker.exchange.feed, round))
+    def prepare(self) -> None:
+        return
+
+    def begin(self, batch: Batch) -> None:
+        strategy, replica = self._local.strategy, self._local.replica
+        rows = self._weigh(batch)
+        round, fragment = self._rounds.claim()
+        self._stream.begin(functools.partial(self._exchange.feed, round))
         values = Snapshot(self._stream.values, self._stream.values)
-        weight = worker.strategy.weight(Share(round, 1, rows, worker.lead))
-        scheduled = worker.strategy.follows(worker.replica.spec.optimizer)
-        worker.send_off(round, fragment, values, weight, rates=worker.replica.rates if scheduled else None)
+        weight = strategy.weight(Share(round, 1, rows, self._generation.lead))
+        scheduled = strategy.follows(replica.spec.optimizer)
+        self._rounds.launch(round, fragment, values, weight, note={"rates": replica.rates if scheduled else None})
         self._making = round
 
-    def end(self, *, takes: bool) -> None:
-        """It is made: waits while too many are on their way. The rest of one that is not taken counts for nothing."""
-        worker = self._worker
+    def take(self, batch: Batch, *, takes: bool, together: bool) -> None:
+        """The gradient is made: waits while too many are on their way. One that is left out counts for nothing."""
+        replica = self._local.replica
+        if not together:
+            if takes:
+                replica.update()
+            else:
+                replica.advance()
+            return
         if not takes:
-            worker.nonfinite.without(self._making)
-            worker.exchange.withhold(self._making)
+            self._leave_out(self._making)
+            self._exchange.withhold(self._making)
         self._stream.end(takes=takes)
         self._making = -1
-        worker.replica.advance()
-        worker.pace.launched()
-        worker.await_round(worker.exchange.next_round - worker.strategy.in_flight)
-
-    def abandon(self) -> int | None:
-        """Gives up a gradient that will never be whole, which servers would wait for; returns its round."""
-        round, self._making = self._making, -1
-        if round < 0:
-            return None
-        self._stream.drop()
-        self._worker.exchange.abandon(round)
-        return round
-
-
-def average_gradient(worker: Worker, rows: float, *, takes: bool) -> None:
-    """Takes the step of the workers' mean gradient, to which one that is not finite gives nothing.
-
-    A parameter takes a step where any worker has a gradient of it; a worker that has none counts as zero. No step is
-    taken where nobody gives anything, nor where a peer's state, this step done, comes instead.
-    """
-    round, fragment = worker.exchange.claim()
-    replica = worker.replica
-    if takes:
-        gradient = torch.zeros_like(replica.vector)  # the padding between parameters counts in every block's scale
-        replica.parameters.gather_gradients(gradient)
-        share = Share(round, 1, rows, worker.lead)
-        weight, absent = worker.strategy.weight(share), replica.parameters.absent()
-        worker.send_off(round, fragment, Snapshot(gradient, gradient.cpu()), weight, absent=absent)
-    else:
-        worker.send_off(round, fragment, None, 0.0)
-    worker.averages = round
-    try:
-        worker.await_round(round)
-    finally:
-        worker.averages = -1
-    if worker.mean_gradient is None:
-        return
-    if worker.mean_is_empty:
         replica.advance()
-    else:
-        replica.parameters.scatter_gradients(worker.mean_gradient.to(replica.vector.device), worker.mean_absent)
-        replica.update()
-    worker.mean_gradient = None
+        self._trigger.launched()
+        self._rounds.wait_for(self._rounds.next - self._local.strategy.in_flight)
+
+    def land(self, landed: Landed, fragment: Fragment, snapshot: Snapshot | None) -> None:
+        with torch.no_grad():
+            fragment.of(self._local.replica.vector).copy_(landed.reply)
+
+    def drop(self) -> None:
+        """Gives up a gradient that will never be whole, which servers would wait for."""
+        round, self._making = self._making, -1
+        if round >= 0:
+            self._stream.drop()
+            self._exchange.abandon(round)
+            self._rounds.forget(round)
+
+    def pause(self) -> None:
+        return
+
+    def launch_if_due(self) -> None:
+        return
+
+    def finish(self) -> None:
+        return
