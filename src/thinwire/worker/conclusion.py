@@ -58,21 +58,24 @@ class Conclusion:
 
     def conclude(self) -> None:
         """Makes the final model and returns once the driver has it."""
-        local, publisher, plan = self._local, self._publisher, self._plan
+        local, publisher = self._local, self._publisher
         for parameter in local.replica.parameters.tensors:
             parameter.grad = None  # there may be no memory for it beside what is handed back
         model = self._final_model()
         refuse(model, "the final model")
         local.joint.observe(Concluded(model, local.strategy.timing != "async"))
         publisher.concluded = True
-        buffers = self._final_buffers(model)
-        number = publisher.number + 1  # the count stays as it is: a worker that joins now counts to the same number
-        if plan.evaluates:
-            publisher.evaluator.evaluate(number, model, buffers)
+        # the count stays as it is: a worker that joins now counts to the same number
+        number = publisher.number + 1
+        last = Publication(number, model)
+        last.give(self._final_buffers(model))
+        if self._plan.evaluates:
+            publisher.evaluator.evaluate(last)
             self._wait(lambda: number in publisher.evaluator.judged, "the final verdict", self._patience_s)
-        last = self._checkpoint(number, model) if publisher.schedule.saves else None
+        if publisher.schedule.saves:
+            self._prepare_checkpoint(last)
         self._reports.say(messages.Agreed)  # from here on a lost worker is not replaced
-        self._see_off(last, model, buffers)
+        self._see_off(last)
 
     def _final_model(self) -> Tensor:
         local, exchange, means = self._local, self._exchange, self._means
@@ -120,27 +123,26 @@ class Conclusion:
         assert buffers is not None
         return buffers
 
-    def _checkpoint(self, number: int, model: Tensor) -> Publication:
-        own = self._prepare_save()
-        own["publisher"]["number"] = number  # a run that goes on from here continues the count
-        tree = self._local.joint.tree()
+    def _prepare_checkpoint(self, last: Publication) -> None:
+        last.own = self._prepare_save()
+        last.own["publisher"]["number"] = last.number  # a run that goes on from here continues the count
+        last.joint = self._local.joint.tree()
         if self._local.joint.model is not None:
-            tree["state"][0] = model.clone()
-        name = final_checkpoint_name(number)  # the same on all workers, whose steps may differ by now
-        return Publication(number, model, tree, name, own, False)
+            last.joint["state"][0] = last.model.clone()
+        last.save = final_checkpoint_name(last.number)  # the same on all workers, whose steps may differ by now
 
-    def _see_off(self, last: Publication | None, model: Tensor, buffers: dict[str, Tensor]) -> None:
+    def _see_off(self, last: Publication) -> None:
         """The first worker saves the joint part and hands the model back; its successor does both anew."""
-        publisher, generation, owed = self._publisher, self._generation, last is not None
+        publisher, generation, owed = self._publisher, self._generation, last.save is not None
         while owed or not self._model_arrived():  # others may have heard of the end before this one is here
             lead = generation.lead
-            if last is not None and (lead or owed):
-                publisher.save(last, buffers, last=True)
+            if last.save is not None and (lead or owed):
+                publisher.save(last, last=True)
                 owed = False
                 publisher.writer.finish(self._patience_s / 2)  # the coordinator has twice the patience
             if lead:
-                best = publisher.best
-                publisher.evaluator.send(self._local.replica.state_of(model, buffers) if best is None else best)
+                best, own = publisher.best, self._local.replica
+                publisher.evaluator.send(own.state_of(last.model, last.buffers) if best is None else best)
             over = lambda was=lead: self._model_arrived() or generation.lead != was  # noqa: E731
             self._wait(over, "the run to end", self._patience_s)
         publisher.writer.close()

@@ -12,6 +12,7 @@ from thinwire.worker.generation import Generation
 from thinwire.worker.local_model import LocalModel
 from thinwire.worker.plan import WorkerPlan
 from thinwire.worker.ports import Batches
+from thinwire.worker.publication import Publication, PublicationEvent
 from thinwire.worker.reports import Reports
 
 RESULT_CHUNK_BYTES = 256 << 10
@@ -40,8 +41,10 @@ class Evaluator:
         """Publications whose verdicts this worker has heard."""
         self.best: dict[str, Tensor] | None = None
 
-    def evaluate(self, number: int, model: Tensor, buffers: dict[str, Tensor]) -> None:
+    def evaluate(self, publication: Publication) -> None:
         """Reports what the own validation rows say of a model, and shows the model to the driver's callbacks."""
+        publication.move(PublicationEvent.EVALUATE)
+        number, model, buffers = publication.number, publication.model, publication.buffers
         replica, meter, began = self._replica, self._meter, self._meter.now()
         sums, weights, rows = replica.evaluate(self._batches.validation(), model, buffers)
         meter.evaluated(meter.now() - began)

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-from torch import Tensor
-
 from thinwire.protocol import messages
 from thinwire.protocol.identifiers import checkpoint_order
 from thinwire.worker.meeting import Agreed, Held, agree
@@ -34,8 +32,6 @@ class GroupPublications:
         self._queued: list[dict[str, Any]] = []
         self._judging = 0, 0
         """The last publication whose evaluation this member reported, and how often it had caught up by then."""
-        self._ready: tuple[int, dict[str, Tensor] | None] = (0, None)
-        """The publication that this member last spoke of, and the buffers that it said it had for it."""
 
     def note(self, round: int) -> dict[str, Any]:
         """What this member announces with a round along its lane."""
@@ -82,11 +78,8 @@ class GroupPublications:
         if not publisher.pending:
             return Held(publisher.number, 0, 0, 0, -1)
         first = publisher.pending[0]
-        if first.number != self._ready[0] or self._ready[1] is None:
-            self._ready = (first.number, publisher.buffers.get(f"buffers:{first.number}"))
-        ready = self._ready[1] is not None
         steps = -1 if first.save is None else checkpoint_order(first.save)[1]
-        return Held(publisher.number, first.number, ready, first.evaluate, steps)
+        return Held(publisher.number, first.number, publisher.is_ready, first.evaluate, steps)
 
     def act(self, told: Sequence[Held]) -> Agreed:
         """Does what the members agree on; together, since evaluating takes all of them."""
@@ -96,15 +89,14 @@ class GroupPublications:
             evaluate = any(said.evaluates for said in told)  # two groups may have announced it, each for its own reason
             alike = len({said.saves for said in told}) == 1
             publication = publisher.pending.pop(0)
-            publication = publication._replace(evaluate=evaluate, save=publication.save if alike else None)
-            buffers = self._ready[1]
-            assert buffers is not None
-            publisher.finish(publication, buffers)
+            publication.evaluate, publication.save = evaluate, publication.save if alike else None
+            publisher.finish(publication)
             if evaluate:
                 self._judging = number, publisher.num_caught_up
         elif what is Agreed.DROP:
             if publisher.pending and publisher.pending[0].number == number:
-                publisher.buffers.drop(f"buffers:{publisher.pending.pop(0).number}")
+                publisher.buffers.drop(f"buffers:{number}")
+                publisher.drop(number)
             # other groups may see it through, and wait for its verdict
             self._reports.say(messages.Caught, published=number)
         return what
@@ -114,10 +106,11 @@ class GroupPublications:
         publisher = self._publisher
         publisher.passed, self._judging = last, (0, 0)
         publisher.number = max(publisher.number, last)
-        publisher.pending = [p for p in publisher.pending if p.number > last]
+        publisher.drop(last)
         self._queued = []
         publisher.announced.take_lost()
 
     def close(self, heard: int) -> None:
         """The run is over: what only some lanes have heard of by now is dropped."""
-        self._publisher.pending, self._publisher.number = [], heard
+        self._publisher.drop()
+        self._publisher.number = heard

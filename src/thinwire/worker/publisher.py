@@ -7,6 +7,7 @@ that a run goes the same way each time; otherwise they go on stepping.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, final
 
@@ -23,7 +24,7 @@ from thinwire.worker.local_model import LocalModel
 from thinwire.worker.nonfinite import refuse
 from thinwire.worker.plan import WorkerPlan
 from thinwire.worker.ports import Wait
-from thinwire.worker.publication import Publication
+from thinwire.worker.publication import Publication, PublicationEvent
 from thinwire.worker.publication_schedule import Decision, PublicationSchedule
 
 
@@ -133,7 +134,8 @@ class Publisher:
     def catch_up(self, number: int, went: tuple[int, int], best: dict[str, Tensor] | None) -> None:
         """A peer's joint state has come: its publications count, and those that only this worker saw are dropped."""
         self.number, self.went, self.num_caught_up = number, max(self.went, went), self.num_caught_up + 1
-        self.pending, self._deferred, self.evaluator.best = [], [], best
+        self.drop()
+        self._deferred, self.evaluator.best = [], best
 
     def take_up(self, note: dict[str, Any], model: Tensor, joint: dict[str, Any] | None) -> None:
         """Publishes a model that every worker has the same copy of.
@@ -176,7 +178,7 @@ class Publisher:
         self.number = max(self.number, number)
         own = None if save is None else self._prepare_save()
         if number > self.passed:
-            self.pending.append(Publication(number, model, joint, save, own, evaluate))
+            self.pending.append(Publication(number, model, joint, save=save, own=own, evaluate=evaluate))
         self.buffers.ask(f"buffers:{number}")
         self.resume()
         if evaluate and self._local.strategy.timing == "barrier" and not self._in_group:
@@ -186,24 +188,38 @@ class Publisher:
 
     def resume(self) -> None:
         """Finishes publications whose buffers have come; members of a group do so when they meet."""
-        while self.pending and not self._in_group:
-            buffers = self.buffers.get(f"buffers:{self.pending[0].number}")
-            if buffers is None:
-                return
-            self.finish(self.pending.pop(0), buffers)
+        while not self._in_group and self.is_ready:
+            self.finish(self.pending.pop(0))
 
-    def finish(self, publication: Publication, buffers: dict[str, Tensor]) -> None:
+    @property
+    def is_ready(self) -> bool:
+        """Whether the buffers of the first pending publication are here."""
+        if not self.pending:
+            return False
+        first = self.pending[0]
+        if not first.is_buffered and (buffers := self.buffers.get(f"buffers:{first.number}")) is not None:
+            first.give(buffers)
+        return first.is_buffered
+
+    def finish(self, publication: Publication) -> None:
         """Evaluates and saves a publication whose buffers are here."""
         self.buffers.drop(f"buffers:{publication.number}")
         if publication.evaluate:
-            self.evaluator.evaluate(publication.number, publication.model, buffers)
-        self.save(publication, buffers)
+            self.evaluator.evaluate(publication)
+        self.save(publication)
+
+    def drop(self, up_to: float = math.inf) -> None:
+        """Drops pending publications up to a number; all unless it is given."""
+        for publication in [p for p in self.pending if p.number <= up_to]:
+            publication.move(PublicationEvent.DROP)
+            self.pending.remove(publication)
 
     # -- saving -----------------------------------------------------------------------------------------------------
 
-    def save(self, publication: Publication, buffers: dict[str, Tensor], *, last: bool = False) -> None:
+    def save(self, publication: Publication, *, last: bool = False) -> None:
         """Writes this worker's part of a checkpoint; the first worker writes the joint part too."""
         local, name, own = self._local, publication.save, publication.own
+        publication.move(PublicationEvent.SKIP if name is None else PublicationEvent.SAVE)
         if name is None:
             return
         trees: dict[str, object] = {f"worker-{self._plan.worker}": own}
@@ -211,7 +227,7 @@ class Publisher:
             assert own is not None
             joint: dict[str, Any] = {
                 "joint": publication.joint,
-                "model": local.replica.state_of(publication.model, buffers),
+                "model": local.replica.state_of(publication.model, publication.buffers),
                 "publisher": self.tree() | {"number": max(self.number, publication.number)},
                 # what a worker needs that has no part of its own: buffers, and where its learning rate is
                 "buffers": own["replica"]["buffers"],
