@@ -270,7 +270,7 @@ def _worker(data: bytes) -> None:
         snapshot = snapshot_of(fragment.of(replica.vector).detach(), worker.rounds.spares)
         worker.rounds.launch(number, fragment, snapshot, 1.0)
     tree = {"joint": joint.tree(), "buffers": replica.buffers.vector(), "counts": replica.buffers.counts()}
-    tree |= {"schedule": replica.schedule(), "published": 1, "went": [0, 0], "best": 0.5, "replica": replica.shared()}
+    tree |= {"schedule": replica.schedule(), "published": 1, "went": [0, 0], "best": None, "replica": replica.shared()}
     payloads = [
         None,
         *(bytes(n) for chunk in cut(Fragment(*whole), range(3), 32) for n in [4 * (chunk.stop - chunk.start)]),
