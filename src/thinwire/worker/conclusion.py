@@ -60,7 +60,7 @@ class Conclusion:
         """Makes the final model and returns once the driver has it."""
         local, publisher = self._local, self._publisher
         for parameter in local.replica.parameters.tensors:
-            parameter.grad = None  # there may be no memory for it beside what is handed back
+            parameter.grad = None  # there may be no memory for gradients beside the model that is handed back
         model = self._final_model()
         refuse(model, "the final model")
         local.joint.observe(Concluded(model, local.strategy.timing != "async"))
@@ -79,7 +79,7 @@ class Conclusion:
 
     def _final_model(self) -> Tensor:
         local, exchange, means = self._local, self._exchange, self._means
-        if self._generation.alone:  # no step follows, so that it need not be copied: there may be no memory for two
+        if self._generation.alone:  # no copy: no step follows, and there may be no memory for two
             model: Tensor = local.replica.vector.detach().cpu()
             local.become_joint(model)
             return model

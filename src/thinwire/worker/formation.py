@@ -56,7 +56,7 @@ class Formation:
         meets_others = was_alone and not generation.alone
         model = self._become_joint() if formed.restart or meets_others else None
         if meets_others and self._local.strategy.timing == "async":
-            # what it did alone is no part of what strategies look at
+            # strategies look only at what this worker does from here on
             self._local.state.open(self._local.replica.vector)
             self._trigger.start(self._local.meter.steps)
         if formed.position is not None and self._local.origin is not Origin.STEPS:

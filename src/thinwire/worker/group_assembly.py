@@ -83,7 +83,7 @@ class GroupAssembly:
     def take(self, formed: Formed) -> None:
         if formed.group["n"] == self._meeting and self.meets and self._timing != "async":
             self._held.append(formed)
-            # what the exchange waits for does not wait for the next meeting
+            # a joint state that is on its way may come before the next meeting
             self._generation.needs_state = formed.needs_state
         else:
             self.begin_generations(math.inf)  # in the order in which they formed
@@ -92,7 +92,7 @@ class GroupAssembly:
     def begin_generations(self, last: float) -> None:
         """Begins those that members hold, up to the number that all of them have heard of."""
         while self._held and self._held[0].generation <= last:
-            # the state may have come meanwhile
+            # the joint state may have come since
             self._begin_generation(self._held.pop(0)._replace(needs_state=self._generation.needs_state))
 
     @property
@@ -108,7 +108,8 @@ class GroupAssembly:
         generation.rows = {w: max(rows, heard.get(w, 0) if w in self._known else 0) for w, rows in of.items()}
         self._known = set(of)
         if self._timing == "barrier" and self._apart and formed.needs_state:
-            self._exchange.follow(math.inf)  # also once its state has come: fellows may still wait for theirs
+            # the other members may still wait for their joint state when this one has come
+            self._exchange.follow(math.inf)
         if formed.group["n"] != self._meeting:
             self._meeting, self._call = formed.group["n"], formed.group
             self._caught_up = False
@@ -141,10 +142,10 @@ class GroupAssembly:
         self._abandon()
         self._exchange.follow(math.inf if self._timing == "barrier" else 0)
         if local.strategy.replicated:
-            rounds.clear()  # what lands from now on is a step of others
-            if rounds.adopted < rounds.landed:  # a mean has come that this worker has not stepped on
+            rounds.clear()  # rounds that land from now on are steps of other groups
+            if rounds.adopted < rounds.landed:  # a mean has come, and the step that it is for was broken off
                 self._exchange.estrange()
-        # the coordinator knows of newer meetings alone: they may well succeed
+        # the last meeting that this worker was at: a newer one may well succeed
         self._reports.say(messages.Apart, meeting=self._met, why=str(why))
 
     # -- coming together --------------------------------------------------------------------------------------------

@@ -34,10 +34,10 @@ from thinwire.worker.state_transfer import StateTransfer
 from thinwire.worker.stepper import Stepper
 
 WEIGHT = 1
-"""Where in what members say at a meeting the weight of their rows is; their number is before it."""
+"""Where the weight of a member's rows is in what it says at a meeting; their number is before it."""
 IDLE_S = 0.02
 GIVE_ANYWAY_S = 2.0
-"""How long a joint state that a peer asked for is held back until the fellows are asked for theirs."""
+"""How long a member holds back a joint state until peers have asked the other members for theirs."""
 
 
 @final
@@ -157,7 +157,7 @@ class GroupLoop:
         for _ in range(others_steps):
             self._land(self._held.pop(0))
         if self._barrier and (others_steps or any(said.pending for said in told)):
-            self._see_through()  # before a round is launched: the verdict that others wait for needs this group's part
+            self._see_through()  # before a round: the verdict that others wait for needs this group's part
         self._owes = self._owes or bool(first.launch)
         steps, generation = self._steps, self._generation
         may_launch = steps is not None and not generation.alone and not generation.needs_state
@@ -242,7 +242,7 @@ class GroupLoop:
         return next(iter(asked)) // self._plan.group_size if asked else -1
 
     def _give(self, told: Sequence[Said | Awaits]) -> None:
-        """Under a barrier strategy fellows give away states of the same round, which is this one."""
+        """Under a barrier strategy all members give away the joint state of the same round, which is this one."""
         if not self._barrier or not self._transfer.asked:
             self._asked_at = self._meter.now()
         elif len({said.asked_by for said in told}) == 1 or self._is_late:
@@ -254,7 +254,7 @@ class GroupLoop:
 
     @property
     def may_hand_over(self) -> bool:
-        """Fellows give at a meeting; one that waits in a round for the very peer that asks gives from there."""
+        """Members give at a meeting; a member that waits in a round for the very peer that asks gives from there."""
         late = bool(self._transfer.asked) and self._is_late
         return late or not (self._barrier and self._assembly.together)
 

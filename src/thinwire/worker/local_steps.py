@@ -15,7 +15,7 @@ from thinwire.strategies import Share
 from thinwire.worker.generation import Generation
 from thinwire.worker.local_model import LocalModel
 from thinwire.worker.open_rounds import OpenRounds
-from thinwire.worker.ports import Batch
+from thinwire.worker.ports import Batch, Exchanged
 from thinwire.worker.round_trigger import RoundTrigger
 
 MOST_AHEAD = 8
@@ -23,7 +23,7 @@ MOST_AHEAD = 8
 
 
 @final
-class LocalSteps:
+class LocalSteps(Exchanged):
     """See `thinwire.worker.ports.Exchanged`.
 
     Args:
@@ -31,8 +31,6 @@ class LocalSteps:
         gives: whether this worker contributes anything to rounds.
         weigh: the weight of a step's rows.
     """
-
-    mid_step = False
 
     def __init__(
         self,
@@ -48,12 +46,6 @@ class LocalSteps:
         self._local, self._generation, self._rounds, self._trigger = local, generation, rounds, trigger
         self._goes_on, self._gives, self._weigh = goes_on, gives, weigh
         self._timing, self._meter = local.strategy.timing, local.meter
-
-    def prepare(self) -> None:
-        return
-
-    def begin(self, batch: Batch) -> None:
-        return
 
     def take(self, batch: Batch, *, takes: bool, together: bool) -> None:
         replica, ahead = self._local.replica, self._local.ahead
@@ -86,7 +78,7 @@ class LocalSteps:
     def launch_if_due(self) -> None:
         generation, rounds, behind = self._generation, self._rounds, self.behind
         if behind and self._timing == "barrier" and not generation.needs_state:
-            # a round that this worker joined before it had anything to give
+            # this worker joined a round before it had anything to contribute
             rounds.wait_until_landed(lambda: generation.alone)
             behind = generation.alone
         if not generation.needs_state and not behind and self._goes_on() and self.is_due:
@@ -159,6 +151,3 @@ class LocalSteps:
         meter.handled(meter.now() - began, fragment.size / local.joint.size)
         if spare is not None:
             self._rounds.spares.give(spare)
-
-    def drop(self) -> None:
-        return

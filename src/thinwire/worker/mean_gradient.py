@@ -15,11 +15,11 @@ from thinwire.strategies import Share
 from thinwire.worker.generation import Generation
 from thinwire.worker.local_model import LocalModel
 from thinwire.worker.open_rounds import OpenRounds
-from thinwire.worker.ports import Batch
+from thinwire.worker.ports import Batch, Exchanged
 
 
 @final
-class MeanGradient:
+class MeanGradient(Exchanged):
     """See `thinwire.worker.ports.Exchanged`; each step is a round.
 
     A parameter takes a step where any worker has a gradient of it; a worker that has none counts as zero.
@@ -39,12 +39,6 @@ class MeanGradient:
     @property
     def mid_step(self) -> bool:
         return self._mean is not None
-
-    def prepare(self) -> None:
-        return
-
-    def begin(self, batch: Batch) -> None:
-        return
 
     def take(self, batch: Batch, *, takes: bool, together: bool) -> None:
         """Takes the step of the mean; a step that is not finite here contributes nothing to it.
@@ -97,21 +91,12 @@ class MeanGradient:
         if landed.empty:
             self._mean = None
             self._local.replica.advance()
-        elif snapshot is None:  # the rows here are done, the others' are not: their steps are taken here too
+        elif snapshot is None:  # this worker's rows are done: it takes the other workers' steps
             self._mean = None
             self._step(landed.reply)
 
     def drop(self) -> None:
         self._mean = None
-
-    def pause(self) -> None:
-        return
-
-    def launch_if_due(self) -> None:
-        return
-
-    def finish(self) -> None:
-        return
 
 
 def absent_from(notes: Iterable[Mapping[str, Any]]) -> frozenset[int]:

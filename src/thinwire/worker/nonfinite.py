@@ -26,9 +26,9 @@ from thinwire.worker.ports import Wait
 from thinwire.worker.reports import Reports
 
 ANEW_AFTER = 3
-"""Steps in a row that are not taken, after which the replica starts from the joint model though it is finite."""
+"""Steps left out in a row, after which the replica starts from the joint model although it is finite."""
 KEEP_EVERY = 16
-"""Steps after which a copy of buffers is kept, to go back to."""
+"""Steps between copies of the buffers, which are restored from the last one."""
 FIRST, EVERY_S = 8, 0.25
 """Flaws that are reported one by one, and the least time between reports of further ones."""
 
@@ -58,7 +58,7 @@ class NonFinite:
         self._exchange, self._means, self._reports, self._wait = exchange, means, reports, wait
         self._replica, self._meter, self._has_rows = local.replica, local.meter, has_rows
         self.score = 0
-        """How badly it goes here, for `has_diverged`."""
+        """How often steps were left out lately; see `thinwire.rules.divergence`."""
         self._row = 0
         self._anew = False
         self._count = self._times = 0

@@ -223,6 +223,7 @@ class Loop(Protocol):
 
     def dissolve(self) -> None:
         """The group is broken: drops what was under way in it."""
+        return
 
 
 class Assembly(Protocol):
@@ -239,9 +240,11 @@ class Assembly(Protocol):
 
     def catch_up(self) -> None:
         """The joint state of a peer was taken over."""
+        return
 
     def lose_member(self) -> None:
         """The coordinator has said that a member of the group is lost."""
+        return
 
     def part_ways(self, why: GroupBrokenError) -> None:
         """The group is broken."""
@@ -265,33 +268,40 @@ class Assembly(Protocol):
 class Exchanged(Protocol):
     """What workers exchange, and how a step is taken with it: one class for each way.
 
-    `take` is called once a step, with the gradient in the parameters.
+    `take` is called once a step, with the gradient in the parameters. A hook that a way has no use for does nothing.
     """
 
     @property
     def mid_step(self) -> bool:
         """Whether a round that lands now lands within a step."""
+        return False
 
     def prepare(self) -> None:
         """Before a step: waits for what the step needs."""
+        return
 
     def begin(self, batch: Batch) -> None:
         """The gradient of a batch is about to be computed; there are other workers."""
+        return
 
     def take(self, batch: Batch, *, takes: bool, together: bool) -> None:
         """Takes the step, or leaves it out; `together` where there are other workers."""
 
     def pause(self) -> None:
         """After a step: waits where the replica is too far ahead of the joint model; there are other workers."""
+        return
 
     def launch_if_due(self) -> None:
         """Between two steps: launches the next round where the strategy says so; there are other workers."""
+        return
 
     def land(self, landed: Landed, fragment: Fragment, snapshot: Snapshot | None) -> None:
         """Takes over what a round gave; `snapshot` is what this worker launched it with."""
 
     def finish(self) -> None:
         """The last step is taken: contributes what no round has taken yet."""
+        return
 
     def drop(self) -> None:
         """The step under way was broken off."""
+        return

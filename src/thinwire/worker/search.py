@@ -35,7 +35,7 @@ from thinwire.worker.generation import Generation
 from thinwire.worker.local_model import LocalModel
 from thinwire.worker.mean_gradient import absent_from
 from thinwire.worker.open_rounds import OpenRounds
-from thinwire.worker.ports import Batch, Wait
+from thinwire.worker.ports import Batch, Exchanged, Wait
 
 NOTE = "search"
 """The note of an evaluation: the step's first round, the evaluation's number, loss, weight, and the contributors to
@@ -59,7 +59,7 @@ class _SupersededError(Exception):
 
 
 @final
-class Search:
+class Search(Exchanged):
     """See `thinwire.worker.ports.Exchanged`.
 
     Args:
@@ -68,6 +68,8 @@ class Search:
         weigh: the weight of a step's rows.
         publish: takes up publications that were put off until a step is over.
     """
+
+    mid_step = False
 
     def __init__(
         self,
@@ -84,7 +86,6 @@ class Search:
         self._replica, self._strategy, self._meter = local.replica, local.strategy, local.meter
         self._generation, self._rounds, self._worker = generation, rounds, worker
         self._wait, self._round_s, self._weigh, self._publish = wait, round_s, weigh, publish
-        self.mid_step = False
         self._only_follows = False
         """Whether this worker's own rows are done, so that its exchange takes part in rounds by itself."""
         self._share: Share | None = None
@@ -134,18 +135,6 @@ class Search:
     def finish(self) -> None:
         self._only_follows = True
 
-    def begin(self, batch: Batch) -> None:
-        return
-
-    def pause(self) -> None:
-        return
-
-    def launch_if_due(self) -> None:
-        return
-
-    def drop(self) -> None:
-        return
-
     def supersede(self, shared: dict[str, Any]) -> None:
         """A peer's state has been taken over."""
         self._came.clear()
@@ -153,7 +142,7 @@ class Search:
             self._superseded = shared
 
     def _take(self) -> None:
-        """Takes a step, and those that others had begun when a peer's state came in its place."""
+        """Takes a step, and then steps that others had begun when a peer's state came in its place."""
         self._take_one()
         while self._came:
             self._share = None
@@ -168,12 +157,12 @@ class Search:
         except _NobodyError:
             replica.advance()
         except _SupersededError as superseded:
-            replica.load_shared(superseded.shared)  # once more: what the optimizer did on its way out is undone
+            replica.load_shared(superseded.shared)  # once more: the optimizer has changed the parameters on its way out
         finally:
             self.mid_step = False
 
     def _take_from(self, start: Tensor) -> None:
-        """Takes the step, from its start again as often as others contribute than did at first."""
+        """Takes the step, from its start again each time that the contributors change."""
         replica = self._replica
         while True:
             self._began, self._number = self._came[0].round if self._came else self._rounds.landed, 0
@@ -206,7 +195,7 @@ class Search:
         return torch.tensor(mean, dtype=torch.float64)
 
     def _begin(self, told: dict[int, Any], weights: dict[int, float]) -> None:
-        """A step's first evaluation: of nobody's rows, of other workers' than the step before, or a good one."""
+        """The first evaluation of a step: raises unless the contributors are those of the step before."""
         if not weights:
             raise _NobodyError
         before = next((last for *_, last in told.values() if last is not None), None)
@@ -225,7 +214,7 @@ class Search:
                 )
 
     def _exchange(self) -> Landed:
-        """Contributes to the next round, unless the exchange has taken part in it already, and waits for it."""
+        """Contributes to the next round, unless the exchange has taken part in it already, and waits until it lands."""
         round = self._rounds.landed
         if not self._only_follows and self._rounds.next <= round:
             self._contribute(round)
@@ -252,7 +241,7 @@ class Search:
                 values, weight = Snapshot(host, host), share
                 note["absent"] = replica.parameters.absent()
         round, fragment = self._rounds.claim()
-        if round != expected:  # its exchange has taken part in that one meanwhile, without it
+        if round != expected:  # the exchange has taken part in the expected round by itself
             values, weight, note = None, 0.0, {}
         self._rounds.launch(round, fragment, values, weight, note=note, announces=self._announces)
         self._announces = False

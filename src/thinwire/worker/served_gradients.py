@@ -21,13 +21,13 @@ from thinwire.strategies import Share
 from thinwire.worker.generation import Generation
 from thinwire.worker.local_model import LocalModel
 from thinwire.worker.open_rounds import OpenRounds
-from thinwire.worker.ports import Batch, Replica
+from thinwire.worker.ports import Batch, Exchanged, Replica
 from thinwire.worker.round_trigger import RoundTrigger
 
 
 @final
 class GradientStream:
-    """Watches a replica's gradients; between `begin` and `end` each tuple that is whole is told of."""
+    """Watches a replica's gradients, and reports each tuple that is whole between `begin` and `end`."""
 
     def __init__(self, replica: Replica, tuples: Sequence[Fragment], *, together: bool) -> None:
         self._replica, self._tuples = replica, tuples
@@ -48,17 +48,17 @@ class GradientStream:
             tensor.register_post_accumulate_grad_hook(functools.partial(self._made, index))  # type: ignore[no-untyped-call]
 
     def begin(self, feed: Callable[[list[int], frozenset[int]], None]) -> None:
-        """From here on `feed` hears of tuples whose values no longer change."""
+        """From here on `feed` is given tuples whose values no longer change."""
         self.values = torch.zeros(self._replica.parameters.size)
         self._feed, self._missing, self._seen = feed, list(self._parts), set()
 
     def end(self, *, takes: bool) -> None:
-        """Backward is over: what it did not touch has no gradient; with a limit to the norm, all is sent only now."""
+        """Backward is over: parameters that it did not touch have no gradient. What had to wait is sent now."""
         if takes and self._waits:
             self._replica.clip()
             self._replica.parameters.gather_gradients(self.values)
         for index, tensor in enumerate(self._replica.parameters.tensors):
-            if index not in self._seen and tensor.grad is not None:  # made, but not by autograd
+            if index not in self._seen and tensor.grad is not None:  # a gradient that autograd did not make
                 offset = self._replica.parameters.offsets[index]
                 self.values[offset : offset + tensor.numel()].view(tensor.shape).copy_(tensor.grad.to_dense())
         rest = [key for key, missing in enumerate(self._missing) if missing or not self._parts[key]]
@@ -67,7 +67,7 @@ class GradientStream:
         self._feed = None
 
     def drop(self) -> None:
-        """Backward has broken off: nothing more is told of."""
+        """Backward has broken off: nothing more is reported."""
         self._feed = None
 
     def _made(self, index: int, parameter: Tensor) -> None:
@@ -87,7 +87,7 @@ class GradientStream:
 
 
 @final
-class ServedGradients:
+class ServedGradients(Exchanged):
     """See `thinwire.worker.ports.Exchanged`; a server's optimizer takes the steps, and sends the parameters back.
 
     Args:
@@ -95,8 +95,6 @@ class ServedGradients:
         weigh: the weight of a step's rows.
         together: whether members of a group step together.
     """
-
-    mid_step = False
 
     def __init__(
         self,
@@ -115,9 +113,6 @@ class ServedGradients:
         self._stream = GradientStream(local.replica, exchange.tuples, together=together)
         self._making = -1
         """The round whose gradient is being made; below 0 for none."""
-
-    def prepare(self) -> None:
-        return
 
     def begin(self, batch: Batch) -> None:
         strategy, replica = self._local.strategy, self._local.replica
@@ -159,12 +154,3 @@ class ServedGradients:
             self._stream.drop()
             self._exchange.abandon(round)
             self._rounds.forget(round)
-
-    def pause(self) -> None:
-        return
-
-    def launch_if_due(self) -> None:
-        return
-
-    def finish(self) -> None:
-        return

@@ -9,7 +9,7 @@ from typing import Any
 from thinwire.protocol.clock import Clock
 
 SAMPLED = 10
-"""One step of so many has the length of its gradient looked at: that costs a pass over the parameters."""
+"""Steps for each step whose gradient is measured: measuring costs a pass over the parameters."""
 
 
 class StepStatistics:
@@ -26,7 +26,7 @@ class StepStatistics:
         self.step_s = 0.0
         """Smoothed duration of a step."""
         self.handling_s = 0.0
-        """Smoothed duration of snapshot and landing, as it would be for the whole vector."""
+        """Smoothed duration of a snapshot and a landing of the whole vector."""
         self._epoch_rows = self._epoch_without = 0
         """Rows of the epoch, and those whose loss was not finite."""
         self._epoch_loss = 0.0
@@ -58,7 +58,7 @@ class StepStatistics:
         self._waited_total_s += seconds
 
     def evaluated(self, seconds: float) -> None:
-        """Books an evaluation; it counts with the step that follows, since it is time between steps that is told of."""
+        """Books an evaluation; its time counts with the step that follows, as time between steps."""
         if self._last_end is not None:
             self._evaluated_since_s += seconds
 
@@ -72,7 +72,7 @@ class StepStatistics:
     def handled(self, seconds: float, share: float) -> None:
         """Books what a snapshot or a landing of a share of the vector took."""
         if share > 0:
-            whole = 2 * seconds / share  # a round has one of each
+            whole = 2 * seconds / share  # a round has one snapshot and one landing
             self.handling_s = whole if not self.handling_s else 0.8 * self.handling_s + 0.2 * whole
 
     def end_step(self, begun: float, rows: int, loss: float, following: tuple[int, int]) -> float:

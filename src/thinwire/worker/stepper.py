@@ -65,9 +65,8 @@ class Stepper:
         self._rounds.adopted = max(self._rounds.adopted, self._rounds.landed)
         if math.isfinite(loss):
             self._trigger.step(loss)
-        if not self._barrier and self._local.waits(
-            self._rounds.next
-        ):  # a worker that waits for each reply times its steps
+        # a worker that waits for each reply knows how long a step takes on the device
+        if not self._barrier and self._local.waits(self._rounds.next):
             self._replica.finish()
         self._book(batch, begun, loss, idle=idle)
         if together:

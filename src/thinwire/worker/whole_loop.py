@@ -11,13 +11,13 @@ from thinwire.worker.generation import Generation
 from thinwire.worker.inbox import Inbox
 from thinwire.worker.local_model import LocalModel, Origin
 from thinwire.worker.plan import WorkerPlan
-from thinwire.worker.ports import Batch, Batches, Exchanged
+from thinwire.worker.ports import Assembly, Batch, Batches, Exchanged, Loop
 from thinwire.worker.publisher import Publisher
 from thinwire.worker.stepper import Stepper
 
 
 @final
-class WholeLoop:
+class WholeLoop(Loop):
     """See `thinwire.worker.ports.Loop`."""
 
     may_hand_over = True
@@ -76,12 +76,9 @@ class WholeLoop:
     def holds(self, landed: Landed) -> bool:
         return False
 
-    def dissolve(self) -> None:
-        return
-
 
 @final
-class WholeAssembly:
+class WholeAssembly(Assembly):
     """See `thinwire.worker.ports.Assembly`: this worker is a group of one."""
 
     again, sent_bytes = False, 0
@@ -104,12 +101,6 @@ class WholeAssembly:
 
     def take(self, formed: Formed) -> None:
         self._form(formed)
-
-    def catch_up(self) -> None:
-        return
-
-    def lose_member(self) -> None:
-        return
 
     def part_ways(self, why: GroupBrokenError) -> None:
         raise why

@@ -223,11 +223,7 @@ class Worker:
             exchanged = MeanGradient(*worked, weigh)
         self._exchanged = exchanged
         self._landing = Landing(
-            *worked,
-            exchanged=exchanged,
-            tuner=self._tuner,
-            comparison=self._comparison,
-            publisher=self.publisher,
+            *worked, exchanged=exchanged, tuner=self._tuner, comparison=self._comparison, publisher=self.publisher
         )
         self._stepper = Stepper(
             self.local,
