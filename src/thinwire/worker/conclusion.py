@@ -141,7 +141,7 @@ class Conclusion:
                 owed = False
                 publisher.writer.finish(self._patience_s / 2)  # the coordinator has twice the patience
             if lead:
-                best, own = publisher.best, self._local.replica
+                best, own = publisher.evaluator.best, self._local.replica
                 publisher.evaluator.send(own.state_of(last.model, last.buffers) if best is None else best)
             over = lambda was=lead: self._model_arrived() or generation.lead != was  # noqa: E731
             self._wait(over, "the run to end", self._patience_s)

@@ -16,8 +16,8 @@ from thinwire.errors import TimedOutError
 from thinwire.exchange.ports import Exchange, Note
 from thinwire.exchange.signals import Landed
 from thinwire.worker.generation import Generation
-from thinwire.worker.group_assembly import GroupAssembly
 from thinwire.worker.group_publications import GroupPublications
+from thinwire.worker.group_rendezvous import GroupRendezvous
 from thinwire.worker.inbox import Inbox
 from thinwire.worker.life import Life
 from thinwire.worker.local_model import LocalModel
@@ -68,7 +68,7 @@ class GroupLoop:
         nonfinite: NonFinite,
         publisher: Publisher,
         publications: GroupPublications,
-        assembly: GroupAssembly,
+        rendezvous: GroupRendezvous,
         transfer: StateTransfer,
         life: Life,
         goes_on: Callable[[], bool],
@@ -78,7 +78,7 @@ class GroupLoop:
         self._plan, self._local, self._generation, self._replica = plan, local, generation, replica
         self._batches, self._exchange, self._rounds, self._steps = batches, exchange, rounds, steps
         self._inbox, self._stepper, self._reports, self._nonfinite = inbox, stepper, reports, nonfinite
-        self._publisher, self._publications, self._assembly = publisher, publications, assembly
+        self._publisher, self._publications, self._rendezvous = publisher, publications, rendezvous
         self._transfer, self._life = transfer, life
         self._goes_on, self._concludes, self._land = goes_on, concludes, land
         self._strategy, self._meter, self._crew = local.strategy, local.meter, replica.crew
@@ -93,12 +93,12 @@ class GroupLoop:
 
     def train(self) -> None:
         feed = iter(self._batches.training(self._meter.position, self._plan.epochs))
-        self._assembly.meets = True
+        self._rendezvous.meets = True
         while True:
             if not self._exchange.quiet:
                 self._inbox.take_signals(0.0)
             batch = next(feed, None) if self._goes_on() else None
-            met = self._replica.meet(batch, *self._words(batch))
+            met = self._replica.meet(batch, *self._statement(batch))
             told = [Said(*each[2:]) for each in met]
             self._weight_in_step = sum(each[WEIGHT] for each in met)
             rows = sum(int(n) for n, said in zip(self._crew.rows, told, strict=True) if said.has_rows)
@@ -116,7 +116,7 @@ class GroupLoop:
 
     # -- meeting ----------------------------------------------------------------------------------------------------
 
-    def _words(self, batch: Batch | None = None, *, decides: bool = True) -> Said:
+    def _statement(self, batch: Batch | None = None, *, decides: bool = True) -> Said:
         launch, due, steps = False, Decision(), self._steps
         if self._first and decides:
             if self._generation.alone or steps is None:
@@ -133,7 +133,7 @@ class GroupLoop:
             asked_by=self._asked_by,
             concludes=self._concludes(),
             others_steps=len(self._held),
-            generation=self._assembly.newest,
+            generation=self._rendezvous.newest,
             number=self._publications.said,
             launch=launch,
             evaluate=due.evaluate,
@@ -143,11 +143,11 @@ class GroupLoop:
 
     def _act(self, told: list[Said]) -> None:
         """Does what the first member has decided, and what all are ready for."""
-        first, assembly = told[0], self._assembly
-        assembly.begin_generations(min(said.generation for said in told))
+        first, rendezvous = told[0], self._rendezvous
+        rendezvous.begin_generations(min(said.generation for said in told))
         self._meter.group_rows = int(sum(said.rows for said in told))
-        if assembly.weighs_anew:
-            assembly.weighs_anew = False
+        if rendezvous.weighs_anew:
+            rendezvous.weighs_anew = False
             self._local.weigh_anew()
         self._give(told)
         due = Decision(bool(first.evaluate), bool(first.save), bool(first.stop))
@@ -168,7 +168,7 @@ class GroupLoop:
             self._publications.act([said.held for said in told])
 
     def holds(self, landed: Landed) -> bool:
-        if self._strategy.replicated and landed.round not in self._rounds and self._assembly.meets:
+        if self._strategy.replicated and landed.round not in self._rounds and self._rendezvous.meets:
             self._held.append(landed)
             return True
         return False
@@ -201,9 +201,9 @@ class GroupLoop:
         deadline = self._deadline()
         while True:
             self._idle(deadline, "the verdict on an evaluation" if self._publications.awaits else "evaluations to end")
-            own = Awaits(*self._publications.held, self._asked_by, self._assembly.newest, self._publications.awaits)
+            own = Awaits(*self._publications.held, self._asked_by, self._rendezvous.newest, self._publications.awaits)
             told = [Awaits(*each) for each in self._crew.tell(own)]
-            self._assembly.begin_generations(min(said.generation for said in told))
+            self._rendezvous.begin_generations(min(said.generation for said in told))
             self._give(told)
             what = self._publications.act([said.held for said in told])
             if what in (Agreed.NOTHING, Agreed.UNHEARD) and not any(said.verdict for said in told):
@@ -256,7 +256,7 @@ class GroupLoop:
     def may_hand_over(self) -> bool:
         """Members give at a meeting; a member that waits in a round for the very peer that asks gives from there."""
         late = bool(self._transfer.asked) and self._is_late
-        return late or not (self._barrier and self._assembly.together)
+        return late or not (self._barrier and self._rendezvous.together)
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
@@ -270,13 +270,13 @@ class GroupLoop:
         while True:
             self._inbox.take_signals(IDLE_S)
             self._reports.report_if_due()
-            told = [Said(*each) for each in self._crew.tell(self._words(decides=is_async))]
+            told = [Said(*each) for each in self._crew.tell(self._statement(decides=is_async))]
             self._act(told)
             if is_async and self._generation.lead:
                 self._exchange.announce({"rows": self._meter.rows_done} | self._publications.note(-1))
             if all(said.concludes and not said.others_steps for said in told):
-                self._assembly.meets = False
-                self._assembly.begin_generations(math.inf)
+                self._rendezvous.meets = False
+                self._rendezvous.begin_generations(math.inf)
                 return
             if self._meter.now() > deadline:
                 raise TimedOutError(

@@ -9,7 +9,7 @@ from thinwire.worker.comparison import Comparison
 from thinwire.worker.generation import Generation
 from thinwire.worker.local_model import LocalModel
 from thinwire.worker.open_rounds import OpenRounds
-from thinwire.worker.ports import Exchanged
+from thinwire.worker.ports import Synchronizer
 from thinwire.worker.publisher import Publisher
 from thinwire.worker.tuner import Tuner
 
@@ -24,12 +24,12 @@ class Landing:
         generation: Generation,
         rounds: OpenRounds,
         *,
-        exchanged: Exchanged,
+        synchronizer: Synchronizer,
         tuner: Tuner,
         comparison: Comparison,
         publisher: Publisher,
     ) -> None:
-        self._local, self._generation, self._rounds, self._exchanged = local, generation, rounds, exchanged
+        self._local, self._generation, self._rounds, self._synchronizer = local, generation, rounds, synchronizer
         self._tuner, self._comparison, self._publisher = tuner, comparison, publisher
 
     def land(self, landed: Landed) -> None:
@@ -38,9 +38,9 @@ class Landing:
         self._tuner.see(landed)
         self._comparison.see(landed)
         if not self._comparison.learns_alone and landed.round >= self._local.since:
-            self._exchanged.land(landed, fragment, snapshot)
+            self._synchronizer.land(landed, fragment, snapshot)
         self._generation.hear_round(landed.notes)
-        mid_step = self._exchanged.mid_step
+        mid_step = self._synchronizer.mid_step
         if not mid_step:
             self._rounds.adopted = self._rounds.landed
         self._publisher.see(landed, mid_step=mid_step)

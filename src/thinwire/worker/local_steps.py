@@ -15,7 +15,7 @@ from thinwire.strategies import Share
 from thinwire.worker.generation import Generation
 from thinwire.worker.local_model import LocalModel
 from thinwire.worker.open_rounds import OpenRounds
-from thinwire.worker.ports import Batch, Exchanged
+from thinwire.worker.ports import Batch, Synchronizer
 from thinwire.worker.round_trigger import RoundTrigger
 
 MOST_AHEAD = 8
@@ -23,8 +23,8 @@ MOST_AHEAD = 8
 
 
 @final
-class LocalSteps(Exchanged):
-    """See `thinwire.worker.ports.Exchanged`.
+class LocalSteps(Synchronizer):
+    """See `thinwire.worker.ports.Synchronizer`.
 
     Args:
         goes_on: whether this worker takes further steps.

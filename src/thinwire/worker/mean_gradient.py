@@ -15,12 +15,12 @@ from thinwire.strategies import Share
 from thinwire.worker.generation import Generation
 from thinwire.worker.local_model import LocalModel
 from thinwire.worker.open_rounds import OpenRounds
-from thinwire.worker.ports import Batch, Exchanged
+from thinwire.worker.ports import Batch, Synchronizer
 
 
 @final
-class MeanGradient(Exchanged):
-    """See `thinwire.worker.ports.Exchanged`; each step is a round.
+class MeanGradient(Synchronizer):
+    """See `thinwire.worker.ports.Synchronizer`; each step is a round.
 
     A parameter takes a step where any worker has a gradient of it; a worker that has none counts as zero.
     """

@@ -226,7 +226,7 @@ class Loop(Protocol):
         return
 
 
-class Assembly(Protocol):
+class Rendezvous(Protocol):
     """How the members of a group come together; a worker with a replica of its own is a group of one."""
 
     def begin(self) -> bool:
@@ -265,7 +265,7 @@ class Assembly(Protocol):
 # -- rounds ---------------------------------------------------------------------------------------------------------
 
 
-class Exchanged(Protocol):
+class Synchronizer(Protocol):
     """What workers exchange, and how a step is taken with it: one class for each way.
 
     `take` is called once a step, with the gradient in the parameters. A hook that a way has no use for does nothing.

@@ -74,11 +74,6 @@ class Publisher:
         self.num_caught_up = 0
         """How often a peer's joint state has replaced this worker's."""
 
-    @property
-    def best(self) -> dict[str, Tensor] | None:
-        """The model with the best verdict, where it is kept."""
-        return self.evaluator.best
-
     # -- deciding (first worker) ------------------------------------------------------------------------------------
 
     def decide(self) -> Decision:
@@ -240,7 +235,7 @@ class Publisher:
         self.writer.write(name, trees, last=last)
 
     def tree(self) -> dict[str, Any]:
-        return {"number": self.number, **self.schedule.tree(), "best": self.best}
+        return {"number": self.number, **self.schedule.tree(), "best": self.evaluator.best}
 
     def load(self, tree: dict[str, Any]) -> None:
         self.number, self.evaluator.best = int(tree["number"]), tree.get("best")

@@ -15,7 +15,7 @@ from thinwire.worker.round_trigger import RoundTrigger
 
 
 @final
-class Memory:
+class WorkerCheckpoint:
     """Everything of a worker that it needs to go on bit for bit."""
 
     def __init__(

@@ -35,7 +35,7 @@ from thinwire.worker.generation import Generation
 from thinwire.worker.local_model import LocalModel
 from thinwire.worker.mean_gradient import absent_from
 from thinwire.worker.open_rounds import OpenRounds
-from thinwire.worker.ports import Batch, Exchanged, Wait
+from thinwire.worker.ports import Batch, Synchronizer, Wait
 
 NOTE = "search"
 """The note of an evaluation: the step's first round, the evaluation's number, loss, weight, and the contributors to
@@ -59,8 +59,8 @@ class _SupersededError(Exception):
 
 
 @final
-class Search(Exchanged):
-    """See `thinwire.worker.ports.Exchanged`.
+class Search(Synchronizer):
+    """See `thinwire.worker.ports.Synchronizer`.
 
     Args:
         worker: this worker's number.

@@ -21,7 +21,7 @@ from thinwire.strategies import Share
 from thinwire.worker.generation import Generation
 from thinwire.worker.local_model import LocalModel
 from thinwire.worker.open_rounds import OpenRounds
-from thinwire.worker.ports import Batch, Exchanged, Replica
+from thinwire.worker.ports import Batch, Replica, Synchronizer
 from thinwire.worker.round_trigger import RoundTrigger
 
 
@@ -87,8 +87,8 @@ class GradientStream:
 
 
 @final
-class ServedGradients(Exchanged):
-    """See `thinwire.worker.ports.Exchanged`; a server's optimizer takes the steps, and sends the parameters back.
+class ServedGradients(Synchronizer):
+    """See `thinwire.worker.ports.Synchronizer`; a server's optimizer takes the steps, and sends the parameters back.
 
     Args:
         leave_out: what is told of a round whose step is not taken.

@@ -93,7 +93,7 @@ class StateTransfer:
                         fragment.of(base).copy_(snapshot.take())
                 local.state.adopt(whole, replica.vector, base, state[0])
         published, (generation, number) = int(tree["published"]), tree["went"]
-        best = tree.get("best", self._publisher.best)
+        best = tree.get("best", self._publisher.evaluator.best)
         self._publisher.catch_up(published, (int(generation), int(number)), best)
         self._reports.say(messages.Caught, published=published)
         self._reports.event(
@@ -115,7 +115,7 @@ class StateTransfer:
             "counts": replica.buffers.counts(),
             "schedule": replica.schedule(),
             "published": publisher.number,
-            "best": publisher.best,
+            "best": publisher.evaluator.best,
             "went": list(publisher.went),
         }
         if local.strategy.replicated:

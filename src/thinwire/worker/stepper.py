@@ -15,7 +15,7 @@ from thinwire.worker.generation import Generation
 from thinwire.worker.local_model import LocalModel, Origin
 from thinwire.worker.nonfinite import NonFinite
 from thinwire.worker.open_rounds import OpenRounds
-from thinwire.worker.ports import Batch, Exchanged
+from thinwire.worker.ports import Batch, Synchronizer
 from thinwire.worker.reports import Reports
 from thinwire.worker.round_trigger import RoundTrigger
 
@@ -35,7 +35,7 @@ class Stepper:
         local: LocalModel,
         generation: Generation,
         *,
-        exchanged: Exchanged,
+        synchronizer: Synchronizer,
         rounds: OpenRounds,
         trigger: RoundTrigger,
         nonfinite: NonFinite,
@@ -45,7 +45,7 @@ class Stepper:
         after: Callable[[], None],
         batches_per_epoch: int,
     ) -> None:
-        self._local, self._generation, self._exchanged, self._rounds = local, generation, exchanged, rounds
+        self._local, self._generation, self._synchronizer, self._rounds = local, generation, synchronizer, rounds
         self._trigger, self._nonfinite, self._comparison, self._reports = trigger, nonfinite, comparison, reports
         self._consider_round, self._after = consider_round, after
         self._batches_per_epoch = batches_per_epoch
@@ -55,13 +55,13 @@ class Stepper:
 
     def step(self, batch: Batch, *, idle: bool = False) -> None:
         """Takes a step; `idle` where the rows are another step's, since those of this worker are done."""
-        self._exchanged.prepare()
+        self._synchronizer.prepare()
         begun = self._meter.begin_step()
         self._local.origin = Origin.STEPS
         together = not self._generation.alone
         loss = self._gradient(batch, together=together)
         takes = self._nonfinite.takes(loss)
-        self._exchanged.take(batch, takes=takes, together=together)
+        self._synchronizer.take(batch, takes=takes, together=together)
         self._rounds.adopted = max(self._rounds.adopted, self._rounds.landed)
         if math.isfinite(loss):
             self._trigger.step(loss)
@@ -70,7 +70,7 @@ class Stepper:
             self._replica.finish()
         self._book(batch, begun, loss, idle=idle)
         if together:
-            self._exchanged.pause()
+            self._synchronizer.pause()
         self._comparison.step()
         if self._generation.alone or self._local.waits(self._rounds.next):
             self._consider_round()
@@ -87,7 +87,7 @@ class Stepper:
                 self._rounds.settle()
             with torch.no_grad():
                 local.state.before_step(replica.vector, cycle, setting)
-            self._exchanged.begin(batch)
+            self._synchronizer.begin(batch)
         loss = replica.gradient(batch)
         if math.isfinite(loss) and self._meter.samples_gradient(batch.position):
             self._meter.sampled_gradient(replica.gradient_norm())

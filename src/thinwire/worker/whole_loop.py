@@ -11,7 +11,7 @@ from thinwire.worker.generation import Generation
 from thinwire.worker.inbox import Inbox
 from thinwire.worker.local_model import LocalModel, Origin
 from thinwire.worker.plan import WorkerPlan
-from thinwire.worker.ports import Assembly, Batch, Batches, Exchanged, Loop
+from thinwire.worker.ports import Batch, Batches, Loop, Rendezvous, Synchronizer
 from thinwire.worker.publisher import Publisher
 from thinwire.worker.stepper import Stepper
 
@@ -30,7 +30,7 @@ class WholeLoop(Loop):
         *,
         batches: Batches,
         exchange: ReportsPort,
-        exchanged: Exchanged,
+        synchronizer: Synchronizer,
         publisher: Publisher,
         inbox: Inbox,
         stepper: Stepper,
@@ -38,7 +38,7 @@ class WholeLoop(Loop):
         goes_on: Callable[[], bool],
     ) -> None:
         self._plan, self._local, self._generation, self._batches = plan, local, generation, batches
-        self._exchange, self._exchanged, self._publisher = exchange, exchanged, publisher
+        self._exchange, self._synchronizer, self._publisher = exchange, synchronizer, publisher
         self._inbox, self._stepper, self._concludes, self._goes_on = inbox, stepper, concludes, goes_on
 
     def train(self) -> None:
@@ -58,7 +58,7 @@ class WholeLoop(Loop):
         if self._generation.alone:
             self._publisher.publish_alone()
         else:
-            self._exchanged.launch_if_due()
+            self._synchronizer.launch_if_due()
 
     def announcement(self, round: int) -> Note:
         return self._publisher.note(round)
@@ -78,8 +78,8 @@ class WholeLoop(Loop):
 
 
 @final
-class WholeAssembly(Assembly):
-    """See `thinwire.worker.ports.Assembly`: this worker is a group of one."""
+class WholeRendezvous(Rendezvous):
+    """See `thinwire.worker.ports.Rendezvous`: this worker is a group of one."""
 
     again, sent_bytes = False, 0
 

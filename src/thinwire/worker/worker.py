@@ -21,9 +21,9 @@ from thinwire.worker.conclusion import Conclusion
 from thinwire.worker.evaluator import Evaluator
 from thinwire.worker.formation import Formation
 from thinwire.worker.generation import Generation
-from thinwire.worker.group_assembly import GroupAssembly
 from thinwire.worker.group_loop import GroupLoop
 from thinwire.worker.group_publications import GroupPublications
+from thinwire.worker.group_rendezvous import GroupRendezvous
 from thinwire.worker.inbox import Inbox
 from thinwire.worker.joint_buffers import JointBuffers
 from thinwire.worker.landing import Landing
@@ -35,11 +35,11 @@ from thinwire.worker.mean_gradient import MeanGradient
 from thinwire.worker.nonfinite import NonFinite
 from thinwire.worker.open_rounds import OpenRounds
 from thinwire.worker.plan import WorkerPlan
-from thinwire.worker.ports import Assembly, Batches, Exchanged, Loop, PartOfReplica, Replica
+from thinwire.worker.ports import Batches, Loop, PartOfReplica, Rendezvous, Replica, Synchronizer
 from thinwire.worker.publication_schedule import PublicationSchedule
 from thinwire.worker.publisher import Publisher
 from thinwire.worker.reports import Reports
-from thinwire.worker.resume import Memory
+from thinwire.worker.resume import WorkerCheckpoint
 from thinwire.worker.round_trigger import RoundTrigger
 from thinwire.worker.search import Search
 from thinwire.worker.served_gradients import ServedGradients
@@ -48,7 +48,7 @@ from thinwire.worker.state_transfer import StateTransfer
 from thinwire.worker.step_statistics import StepStatistics
 from thinwire.worker.stepper import Stepper
 from thinwire.worker.tuner import Tuner
-from thinwire.worker.whole_loop import WholeAssembly, WholeLoop
+from thinwire.worker.whole_loop import WholeLoop, WholeRendezvous
 
 
 @final
@@ -92,7 +92,9 @@ class Worker:
             in_flight=self._strategy.in_flight,
             landed=joint.landed,
         )
-        self._memory = Memory(self.local, self.generation, rounds=self.rounds, trigger=self.trigger, exchange=exchange)
+        self._checkpoint = WorkerCheckpoint(
+            self.local, self.generation, rounds=self.rounds, trigger=self.trigger, exchange=exchange
+        )
         is_async = self._strategy.timing == "async"
         self._goes_on = functools.partial(goes_on, plan, self.meter, self.generation, self.life)
         self._concludes = functools.partial(
@@ -171,7 +173,7 @@ class Worker:
             self.publisher,
             exchange=exchange,
             reports=reports,
-            replaces_joint=lambda: self._assembly.replaces_joint,
+            replaces_joint=lambda: self._rendezvous.replaces_joint,
         )
         self._conclusion = Conclusion(
             plan,
@@ -192,9 +194,9 @@ class Worker:
         strategy, worked = self._strategy, (self.local, self.generation, self.rounds)
         weigh = lambda batch: self._loop.weigh(batch)  # noqa: E731
         self._search = self._steps = None
-        exchanged: Exchanged
+        synchronizer: Synchronizer
         if strategy.subject != "gradients":
-            exchanged = self._steps = LocalSteps(
+            synchronizer = self._steps = LocalSteps(
                 *worked,
                 trigger=self.trigger,
                 goes_on=self._goes_on,
@@ -202,7 +204,7 @@ class Worker:
                 weigh=weigh,
             )
         elif strategy.timing == "async":
-            exchanged = ServedGradients(
+            synchronizer = ServedGradients(
                 *worked,
                 exchange=self._exchange,
                 trigger=self.trigger,
@@ -211,7 +213,7 @@ class Worker:
                 together=self._in_group,
             )
         elif self.replica.searches:
-            exchanged = self._search = Search(
+            synchronizer = self._search = Search(
                 *worked,
                 worker=self.plan.worker,
                 wait=self.inbox.wait,
@@ -220,15 +222,15 @@ class Worker:
                 publish=self.publisher.publish_deferred,
             )
         else:
-            exchanged = MeanGradient(*worked, weigh)
-        self._exchanged = exchanged
+            synchronizer = MeanGradient(*worked, weigh)
+        self._synchronizer = synchronizer
         self._landing = Landing(
-            *worked, exchanged=exchanged, tuner=self._tuner, comparison=self._comparison, publisher=self.publisher
+            *worked, synchronizer=synchronizer, tuner=self._tuner, comparison=self._comparison, publisher=self.publisher
         )
         self._stepper = Stepper(
             self.local,
             self.generation,
-            exchanged=exchanged,
+            synchronizer=synchronizer,
             rounds=self.rounds,
             trigger=self.trigger,
             nonfinite=self._nonfinite,
@@ -243,12 +245,12 @@ class Worker:
     def _build_loop(self) -> None:
         """How batches are gone through: by this worker itself, or in step with its group."""
         plan, local, generation = self.plan, self.local, self.generation
-        self._assembly: Assembly
+        self._rendezvous: Rendezvous
         self._loop: Loop
         if self._in_group:
             self._build_group_loop(cast(PartOfReplica, self.replica))
             return
-        self._assembly = WholeAssembly(
+        self._rendezvous = WholeRendezvous(
             local, generation, self.inbox, join_s=plan.deadlines.join_s, form=self._formation.form
         )
         self._loop = WholeLoop(
@@ -257,7 +259,7 @@ class Worker:
             generation,
             batches=self.batches,
             exchange=self._exchange,
-            exchanged=self._exchanged,
+            synchronizer=self._synchronizer,
             publisher=self.publisher,
             inbox=self.inbox,
             stepper=self._stepper,
@@ -269,7 +271,7 @@ class Worker:
         plan, local, generation = self.plan, self.local, self.generation
         barrier = self._strategy.timing == "barrier"
         publications = GroupPublications(self.publisher, self._reports, alone=lambda: generation.alone, barrier=barrier)
-        self._assembly = assembly = GroupAssembly(
+        self._rendezvous = rendezvous = GroupRendezvous(
             plan,
             local,
             generation,
@@ -281,7 +283,7 @@ class Worker:
             reports=self._reports,
             publications=publications,
             form=self._formation.form,
-            abandon=self._exchanged.drop,
+            abandon=self._synchronizer.drop,
         )
         self._loop = GroupLoop(
             plan,
@@ -298,7 +300,7 @@ class Worker:
             nonfinite=self._nonfinite,
             publisher=self.publisher,
             publications=publications,
-            assembly=assembly,
+            rendezvous=rendezvous,
             transfer=self._transfer,
             life=self.life,
             goes_on=self._goes_on,
@@ -318,11 +320,11 @@ class Worker:
                 return
             except signals.GroupBrokenError as broken:
                 self._loop.dissolve()
-                self._assembly.part_ways(broken)
+                self._rendezvous.part_ways(broken)
                 self.life.move(LifeEvent.BREAK)
 
     def _train(self) -> None:
-        resumed = self._assembly.begin()
+        resumed = self._rendezvous.begin()
         if not resumed:
             self.trigger.start(self.meter.steps)
         if not self._in_group:
@@ -338,7 +340,7 @@ class Worker:
         self._comparison.leave()
         self._nonfinite.settle()
         self.rounds.wait_for_all("its last rounds")
-        self._exchanged.finish()
+        self._synchronizer.finish()
         self._flush()
         self._exchange.follow(math.inf)
         self.life.move(LifeEvent.FINISH)
@@ -353,12 +355,12 @@ class Worker:
 
     def resume(self, joint: dict[str, Any], own: dict[str, Any] | None) -> None:
         """Goes on from a checkpoint: its joint part, and this worker's own where it has one; before `run`."""
-        self._memory.load(self.publisher, joint, own)
+        self._checkpoint.load(self.publisher, joint, own)
 
     def _prepare_save(self) -> dict[str, Any]:
         self._comparison.leave()  # what the replica learnt alone is no part of a checkpoint
         self._nonfinite.settle()
-        return self._memory.tree(self.publisher)
+        return self._checkpoint.tree(self.publisher)
 
     # -- what it says -----------------------------------------------------------------------------------------------
 
@@ -373,7 +375,7 @@ class Worker:
 
     def _progress(self) -> Note | None:
         """What the next heartbeat says; until a generation has formed, the last word of the predecessor stands."""
-        self._exchange.sent_aside(self._assembly.sent_bytes)
+        self._exchange.sent_aside(self._rendezvous.sent_bytes)
         if not self.generation.members:
             return None
         note = {"rows": self.meter.rows_done}
@@ -397,7 +399,7 @@ class Worker:
         elif isinstance(signal, signals.LeftOut):
             self._nonfinite.left_out(signal.round, signal.values, told=signal.told)
         elif isinstance(signal, signals.Formed):
-            self._assembly.take(signal)
+            self._rendezvous.take(signal)
         elif isinstance(signal, signals.Published | signals.Missed):
             self.publisher.hear(signal)
         elif isinstance(signal, signals.Noted):
@@ -430,13 +432,13 @@ class Worker:
         """Takes over the joint state of a peer."""
         over = self.rounds.overtake(int(caught.tree["joint"]["landed"]))
         self.generation.needs_state = False
-        newcomer = self.local.origin is Origin.NEW or self._assembly.again
+        newcomer = self.local.origin is Origin.NEW or self._rendezvous.again
         self._transfer.take(caught, over, newcomer=newcomer)
         if newcomer:
             self.local.weigh_anew()
         if self._search is not None:
             self._search.supersede(caught.tree["replica"])
-        self._assembly.catch_up()
+        self._rendezvous.catch_up()
 
     def _hear(self, body: Body) -> None:
         """Does what the coordinator says."""
@@ -454,4 +456,4 @@ class Worker:
         elif isinstance(body, messages.Done):
             self.life.model_arrived = True
         elif isinstance(body, messages.Stand):
-            self._assembly.lose_member()
+            self._rendezvous.lose_member()

@@ -25,8 +25,8 @@ PATIENCE = 4
 
 
 @final
-class GroupAssembly:
-    """See `thinwire.worker.ports.Assembly`.
+class GroupRendezvous:
+    """See `thinwire.worker.ports.Rendezvous`.
 
     Args:
         form: begins a generation.
