@@ -21,8 +21,7 @@ from thinwire.replicas import TorchReplica
 from thinwire.rules.compression import Codec
 from thinwire.strategies import STRATEGIES, name_of
 from thinwire.transport import reliable as sure
-from thinwire.worker import nonfinite, worker
-from thinwire.worker import publisher as publishing
+from thinwire.worker import conclusion, nonfinite, worker
 from thinwire_lab.schedules import Schedule, play
 from thinwire_lab.schedules.draw import JOINT_FROM, MENU, NAN_FROM
 from thinwire_lab.schedules.many import play_all
@@ -209,16 +208,16 @@ def a_successor_skips_rows(patch: Any) -> None:
 def a_successor_speaks_too_soon(patch: Any) -> None:
     """A replacement that waits to be taken in tells of its own rows, none, and begins there."""
 
-    def hasty(self: Any, now: float) -> None:
-        self._reported = now
-        self.exchange.progress(self.meter.report() | {"note": self._account(), "first_loss": self.pace.first_loss})
+    def hasty(self: Any) -> dict[str, Any]:
+        note = {"rows": self.meter.rows_done}
+        return self.meter.report() | {"note": note, "first_loss": self.trigger.first_loss}
 
-    patch.setattr(worker.Worker, "_report", hasty)
+    patch.setattr(worker.Worker, "_progress", hasty)
 
 
 def the_end_is_not_waited_for(patch: Any) -> None:
     """A worker ends on what it has when it hears that all are done, though rounds are still on their way to it."""
-    patch.setattr(worker.Worker, "_concludes", lambda self: self.concludes)
+    patch.setattr(worker, "concludes", lambda life, *others, **settings: life.num_rounds is not None)
 
 
 def who_comes_too_late_is_taken_in(patch: Any) -> None:
@@ -248,7 +247,7 @@ def numbers_are_not_looked_at(patch: Any) -> None:
     patch.setattr(nonfinite.NonFinite, "takes", lambda self, loss: True)
     patch.setattr(TorchReplica, "is_finite", True)
     patch.setattr(Codec, "is_finite", lambda self, packed, count: True)
-    for module in (nonfinite, joint, exchange_round, publishing):
+    for module in (nonfinite, joint, exchange_round, conclusion):
         patch.setattr(module, "is_finite", lambda values: True)
 
 

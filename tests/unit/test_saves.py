@@ -18,7 +18,7 @@ from thinwire.coordinator.outcome import Outcome
 from thinwire.errors import CheckpointError
 from thinwire.protocol.messages import Saved
 from thinwire.run.driver import Run
-from thinwire.worker.group_publisher import GroupPublisher
+from thinwire.worker.publisher import Publisher
 
 PART = {"name": "joint", "size_bytes": 1, "digest": "0" * 64}
 
@@ -112,9 +112,9 @@ def test_lanes_that_count_differently_save_under_one_name() -> None:
     """A group that was lost had announced a publication in one lane only: numbers differ there from then on."""
     names = []
     for number in (5, 4):
-        lane: Any = GroupPublisher.__new__(GroupPublisher)
-        lane.number = number
-        lane._publish = lambda number, model, joint, save, evaluate: names.append(save)
+        lane: Any = Publisher.__new__(Publisher)
+        lane.number, lane._in_group = number, True
+        lane.publish = lambda number, model, joint, *, save, evaluate: names.append(save)
         lane.take_up({"publish": 6, "save": 20, "evaluate": True}, torch.zeros(1), None)
     assert names == ["000006-step-20"] * 2
 

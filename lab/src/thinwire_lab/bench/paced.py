@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, NamedTuple, Protocol, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from thinwire.exchange.peer import Peer
 from thinwire.replicas import TorchReplica, TrainSpec
 from thinwire.strategies import Strategy, strategy
 from thinwire.worker.plan import WorkerPlan
+from thinwire.worker.ports import Replica
 from thinwire.worker.worker import Worker
 from thinwire_lab.bench.worker_process import Place, join
 
@@ -145,7 +146,7 @@ def paced(
     """Results of one worker after `warm_up` steps, with the link and the time of its peer."""
     plan = WorkerPlan(worker=number, attempt=0, epochs=None, steps=warm_up + steps, evaluates=False, codec=codec)
     replica.look = lambda: joint.landed
-    Worker(plan, replica, _Batches(), peer, joint, None).run()
+    Worker(plan, cast(Replica, replica), _Batches(), peer, joint, None).run()
     peer.close()
     measured, rounds = replica.ends[warm_up - 1 :], replica.seen[warm_up - 1 :]
     seconds = measured[-1] - measured[0]
