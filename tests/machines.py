@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from thinwire.coordinator import checkpoints, ending, generation, member
+from thinwire.exchange import ledger
 from thinwire.protocol.transitions import Transitions
 
 PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "machines.md"
@@ -59,6 +60,14 @@ MACHINES = (
         "CheckpointCommits",
         "One for each checkpoint, from the first part that a worker reports.",
         checkpoints.TRANSITIONS,
+    ),
+    Machine(
+        "A round at one worker",
+        "exchange/ledger.py",
+        "Ledger",
+        "One for each round at each worker that takes part in it, through all generations until the round is over. "
+        "That the stepping thread adopts the reply of a round that has landed is no part of it.",
+        ledger.TRANSITIONS,
     ),
 )
 

@@ -7,16 +7,23 @@ import inspect
 from pathlib import Path
 
 import pytest
+import torch
 
+from thinwire.checkpoint import decode, encode
 from thinwire.exchange import ports
-from thinwire.exchange.peer import Peer
+from thinwire.exchange.joint import JointState
+from thinwire.exchange.peer import Identity, Peer, TreeCodec
+from thinwire.strategies import MPCA
+from thinwire.transport.memory import Room
 
 WORKER = Path(__file__).parents[2] / "src" / "thinwire" / "worker"
 NARROW = (ports.RoundsPort, ports.PublicationsPort, ports.StatePort, ports.ReportsPort)
 
 
 def members_of(port: type) -> set[str]:
-    return {name for name in (*vars(port), *port.__annotations__) if not name.startswith("_")}
+    bases = [base for base in port.__mro__ if base.__module__ == ports.__name__]
+    names = [name for base in bases for name in (*vars(base), *vars(base).get("__annotations__", ()))]
+    return {name for name in names if not name.startswith("_")}
 
 
 @pytest.mark.parametrize("port", NARROW, ids=lambda port: port.__name__)
@@ -44,4 +51,6 @@ def test_all_that_a_worker_calls_of_its_exchange_is_on_a_port() -> None:
     offered = set().union(*(members_of(port) for port in NARROW))
     assert {"claim", "launch", "donate", "report"} <= called, "the calls were found"
     assert called <= offered
-    assert all(hasattr(Peer, name) or name in ports.ReportsPort.__annotations__ for name in offered)
+    joint, trees = JointState(MPCA(), torch.zeros(4), 1), TreeCodec(encode, decode)
+    peer = Peer(Room().link(0, 0), Identity(0, 0, {}), joint, trees=trees, codec_name="float32")
+    assert all(hasattr(peer, name) for name in offered)
