@@ -24,7 +24,6 @@ LONG = {
     "cli/main.py: parser",
     "cluster/preflight.py: probe",
     "cluster/preflight.py: _probe_task",
-    "run/session.py: fit",
 }
 LARGE = {
     "caffe/net.py: CaffeNet",
