@@ -159,6 +159,8 @@ class LabReplica(TorchReplica):
         super().__init__(model, spec, worker)
         self.worker, self._lab = worker, lab
         self.way: Way | None = None
+        self.gradients.backward = self._backward
+        self.gradients.evaluates = lambda: lab.takes_a_step(worker)
 
     def gradient(self, batch: Any) -> float:
         return self._lab.gradient(self, batch)
@@ -167,11 +169,7 @@ class LabReplica(TorchReplica):
         """The gradient and the loss, now."""
         return super().gradient(batch)
 
-    def _evaluated(self) -> Tensor:
-        self._lab.takes_a_step(self.worker)
-        return super()._evaluated()
-
-    def backward(self, loss: Tensor) -> None:
+    def _backward(self, loss: Tensor) -> None:
         """Makes them unheard of: they are computed before the moment at which the step is over."""
         asked = [p for p in self.parameters.tensors if p.requires_grad]  # it may change as a run goes on
         for parameter, gradient in zip(asked, torch.autograd.grad(loss, asked, allow_unused=True), strict=True):
