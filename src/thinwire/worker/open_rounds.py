@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import final
 
 from thinwire.exchange.buffer_pool import BufferPool
-from thinwire.exchange.ports import Note, RoundsPort
+from thinwire.exchange.notes import Note
+from thinwire.exchange.ports import RoundsPort
 from thinwire.exchange.snapshot import Snapshot
 from thinwire.parameters import Fragment
 from thinwire.worker.ports import Wait
