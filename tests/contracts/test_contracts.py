@@ -26,8 +26,6 @@ LONG = {
     "cluster/preflight.py: _probe_task",
 }
 LARGE = {
-    "caffe/net.py: CaffeNet",
-    "dashboard/event_reducer.py: EventReducer",
     "worker/group_worker.py: GroupWorker",
     "worker/publisher.py: Publisher",
     "worker/worker.py: Worker",
