@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from tests.simulated.flawed import (
     overflowing_parameters,
     run,
 )
-from thinwire.errors import DivergedError
+from thinwire.errors import CheckpointError, DivergedError
 from thinwire.strategies import STRATEGIES, Strategy, strategy
 
 KNOBS: dict[str, dict[str, Any]] = {
@@ -277,6 +278,75 @@ def test_checkpoints_of_earlier_versions_that_are_not_finite_are_passed_over_and
     kept = checkpoints(tmp_path)
     assert kept
     assert not set(kept) & set(again.summary["passed_over"])
+
+
+def changed_checkpoint(out: Path, change: Callable[[dict[str, Any]], None]) -> str:
+    """Adds a newer checkpoint that says that it is finite, and holds what the last one did with a change."""
+    from thinwire.checkpoint import CheckpointStore, Manifest
+
+    store = CheckpointStore(out / "checkpoints")
+    good = store.latest()
+    assert good is not None
+    trees: dict[str, Any] = {part.name: store.read_part(good, part.name) for part in good.parts}
+    change(trees)
+    parts = tuple(store.write_part("000900-step-300", part, tree) for part, tree in trees.items())
+    store.commit(Manifest("000900-step-300", 300, parts, dict(good.meta)))
+    return good.name
+
+
+def test_a_checkpoint_that_says_it_is_finite_and_is_not_is_passed_over(tmp_path: Path) -> None:
+    cluster = tw.Simulated(workers=2, step_s=0.05)
+    run(cluster, known("sparknet"), steps=8, out=str(tmp_path))
+
+    def change(trees: dict[str, Any]) -> None:
+        trees["joint"]["joint"]["state"][0].view(-1)[0] = float("nan")
+
+    good = changed_checkpoint(tmp_path, change)
+    again, _ = run(cluster, known("sparknet"), steps=24, resume=str(tmp_path))
+    assert again.summary["resumed_from"] == good
+    assert set(again.summary["passed_over"]) == {"000900-step-300"}
+    assert is_finite(again.model)
+
+
+@pytest.mark.parametrize("what", ["buffers", "vector"])
+@pytest.mark.parametrize("workers", ["one", "all"])
+def test_a_worker_takes_up_no_part_of_a_checkpoint_that_is_not_finite(tmp_path: Path, what: str, workers: str) -> None:
+    """Buffers above all: nothing that is computed later would put them right, nor say so."""
+    cluster = tw.Simulated(workers=2, step_s=0.05)
+    run(cluster, known("sparknet"), steps=8, out=str(tmp_path))
+
+    def change(trees: dict[str, Any]) -> None:
+        for part in ("worker-0", "worker-1")[workers == "one" :]:
+            trees[part]["replica"][what].view(-1)[0] = float("nan")
+
+    changed_checkpoint(tmp_path, change)
+    with pytest.raises(CheckpointError, match=r"worker \d on machine-\d.*not finite: .*Remove its folder"):
+        run(cluster, known("sparknet"), steps=24, resume=str(tmp_path))
+
+
+def test_an_optimizer_s_state_that_is_not_finite_is_forgotten_as_a_run_goes_on(tmp_path: Path) -> None:
+    cluster = tw.Simulated(workers=2, step_s=0.05)
+    run(cluster, known("sparknet"), steps=8, out=str(tmp_path))
+
+    def change(trees: dict[str, Any]) -> None:
+        learnt = trees["worker-1"]["replica"]["learning"]["optimizer"]["state"]
+        next(iter(learnt.values()))["momentum_buffer"].view(-1)[0] = float("inf")
+
+    changed_checkpoint(tmp_path, change)
+    again, told = run(cluster, known("sparknet"), steps=24, resume=str(tmp_path))
+    assert [(event.worker, event.what, event.values, event.step) for event in told] == [(1, "optimizer state", 1, 8)]
+    assert again.summary["complete"]
+    assert is_finite(again.model)
+
+
+def test_buffers_that_go_back_are_told_with_the_step_that_left_them(tmp_path: Path) -> None:
+    pixels = torch.rand(600, 64)
+    pixels[10, 3] = float("nan")
+    data = {"pixels": pixels.numpy(), "label": torch.randint(0, 10, (600,)).numpy()}
+    _, told = run(tw.Simulated(workers=3, step_s=0.05), known("sparknet"), data=data, validation=None)
+    assert {event.what for event in told} == {"loss", "buffers"}
+    steps = [{event.step for event in told if event.what == what} for what in ("loss", "buffers")]
+    assert steps[0] == steps[1]
 
 
 def test_bfloat16_is_no_different() -> None:

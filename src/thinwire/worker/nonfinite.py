@@ -65,7 +65,7 @@ class NonFinite:
             self._drop(flaw)
         self.score += PER_DROP
         self._row += 1
-        self.restore_buffers()
+        self.restore_buffers(step=self._worker.meter.steps + 1)
         bad = not replica.is_finite
         (anew,) = replica.agree(bad or self._row % ANEW_AFTER == 0 or self._anew)
         if anew:
@@ -160,12 +160,12 @@ class NonFinite:
             if not buffers.count_not_finite(vector):
                 self._buffers = vector, buffers.counts()
 
-    def restore_buffers(self) -> None:
-        """What the step just computed has left in buffers goes: running statistics above all."""
+    def restore_buffers(self, step: int | None = None) -> None:
+        """What a step, the last one unless said, has left in buffers goes: running statistics above all."""
         buffers = self._worker.replica.buffers
         values = buffers.count_not_finite() if buffers.size else 0
         if values and self._buffers is not None:
-            self.tell("buffers", values, step=self._worker.meter.steps)
+            self.tell("buffers", values, step=self._worker.meter.steps if step is None else step)
             buffers.load(*self._buffers)
 
     # -- what is handed on ------------------------------------------------------------------------------------------

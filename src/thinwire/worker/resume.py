@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from thinwire.checkpoint.finite import why_not_finite
+from thinwire.errors import CheckpointError
+from thinwire.replicas.flaws import forget_not_finite
+
 if TYPE_CHECKING:
     from thinwire.worker.worker import Worker
 
@@ -34,8 +38,22 @@ def newcomers(own: dict[str, Any]) -> dict[str, Any]:
 
 
 def resume(worker: Worker, joint: dict[str, Any], own: dict[str, Any] | None) -> None:
-    """Goes on from a checkpoint; without a part of its own a worker starts from the joint model."""
+    """Goes on from a checkpoint; without a part of its own a worker starts from the joint model.
+
+    Raises:
+        CheckpointError: It holds numbers that are not finite.
+    """
+    _refuse_not_finite(joint, own)
     worker.joint.load(joint["joint"])
+    _load(worker, joint, own)
+    values = worker.replica.buffers.count_not_finite() if worker.replica.buffers.size else 0
+    if values:
+        raise _not_finite(f"{values} values of its buffers are not finite")
+    if values := forget_not_finite(worker.replica.optimizer):
+        worker.nonfinite.tell("optimizer state", values, step=worker.meter.steps)
+
+
+def _load(worker: Worker, joint: dict[str, Any], own: dict[str, Any] | None) -> None:
     worker.landed = worker.adopted = worker.joint.landed
     if own is None:
         _start_from(worker, joint)
@@ -68,3 +86,16 @@ def _start_from(worker: Worker, joint: dict[str, Any]) -> None:
             worker.replica.buffers.load(joint["buffers"], joint["counts"])
             worker.replica.load_schedule(joint["schedule"])
     worker.publisher.load(joint["publisher"])
+
+
+def _refuse_not_finite(joint: dict[str, Any], own: dict[str, Any] | None) -> None:
+    for tree in (joint, own or {}):
+        if why := why_not_finite(tree):
+            raise _not_finite(why)
+
+
+def _not_finite(why: str) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint to go on from holds numbers that are not finite: {why}. thinwire writes no such checkpoint: it "
+        "was changed or damaged. Remove its folder from checkpoints/, so that the run goes on from the one before it"
+    )
