@@ -349,6 +349,29 @@ def test_buffers_that_go_back_are_told_with_the_step_that_left_them(tmp_path: Pa
     assert steps[0] == steps[1]
 
 
+@pytest.mark.parametrize("name", ["layers.1.running_var", "layers.0.weight"])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_whatever_a_worker_hands_back_is_looked_at_before_a_run_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, frozen: bool
+) -> None:
+    """Buffers and frozen parameters too: one worker's word is the whole model's."""
+    from thinwire.run import driver
+
+    true = driver.load_over_base
+
+    def spoiled(module: nn.Module, state: dict[str, torch.Tensor]) -> None:
+        true(module, state | {name: torch.full_like(module.state_dict()[name], float("nan"))})
+
+    def made() -> nn.Module:
+        net = Net()
+        net.layers[0].requires_grad_(not frozen)
+        return net
+
+    monkeypatch.setattr(driver, "load_over_base", spoiled)
+    with pytest.raises(DivergedError, match=rf"'{name}' of the trained model is not finite.*last good checkpoint"):
+        run(tw.Simulated(workers=2, step_s=0.05), known("sparknet"), model=made, validation=None, out=str(tmp_path))
+
+
 def test_bfloat16_is_no_different() -> None:
     result, told = run(three(nan_gradient, {6}, (1,)), known("relay"), precision="bfloat16")
     assert [(event.worker, event.what, event.step) for event in told] == [(1, "gradient", 6)]

@@ -96,6 +96,6 @@ def _refuse_not_finite(joint: dict[str, Any], own: dict[str, Any] | None) -> Non
 
 def _not_finite(why: str) -> CheckpointError:
     return CheckpointError(
-        f"the checkpoint to go on from holds numbers that are not finite: {why}. thinwire writes no such checkpoint: it "
+        f"the checkpoint to go on from holds numbers that are not finite: {why}. thinwire writes no such one: it "
         "was changed or damaged. Remove its folder from checkpoints/, so that the run goes on from the one before it"
     )
