@@ -229,6 +229,22 @@ def test_running_statistics_that_overflow_go_back_and_are_in_no_mean(tmp_path: P
     assert [(event.worker, event.what, event.values) for event in told] == [(1, "buffers", 1)]
 
 
+@pytest.mark.parametrize("name", ["synchronous", "sparknet", "relay", "parameter_table"])
+def test_running_statistics_that_are_never_finite_are_in_no_checkpoint(tmp_path: Path, name: str) -> None:
+    """A checkpoint is of one step, though it is written when further ones have been computed."""
+
+    def spoil(replica: Any, loss: float) -> float:
+        norm = next(m for m in replica.module.modules() if isinstance(m, nn.BatchNorm1d))
+        norm.running_var[0] = float("nan")
+        return loss
+
+    result, told = run(three(spoil, range(1, STEPS + 1), ALL), known(name), out=str(tmp_path))
+    assert result.summary["complete"]
+    assert is_finite(result.model)
+    assert checkpoints(tmp_path)
+    assert {event.what for event in told} == {"buffers"}
+
+
 def test_an_optimizer_whose_moments_overflow_is_saved_without_them(tmp_path: Path) -> None:
     def overflow(replica: Any, loss: float) -> float:
         state = replica.optimizer.state[replica.parameters.tensors[0]]

@@ -74,6 +74,8 @@ class TrainSpec:
     """Why gradients of embeddings are to be dense, in words; None where a worker steps along its own."""
 
 
+SHARED = ("vector", "buffers", "counts", "learning")
+"""What of a replica's tree is the same on all replicas that never differ."""
 PIECE_BYTES = 8 << 20
 _building = threading.Lock()
 
@@ -461,7 +463,7 @@ class TorchReplica:
         self._memory = {k: v.to(self.device) if isinstance(v, Tensor) else v for k, v in kept.items()}
 
     def shared(self) -> dict[str, Any]:
-        """What replicas that never differ have in common, the optimizer's state with it."""
+        """What replicas that never differ have in common, the optimizer's state with it: `SHARED` of the tree."""
         return {
             "vector": self.vector.detach().cpu().clone(),
             "buffers": self.buffers.vector(),

@@ -17,6 +17,7 @@ from thinwire.exchange.signals import Landed, Missed, Published
 from thinwire.protocol import messages
 from thinwire.protocol.identifiers import FINAL, checkpoint_name, final_checkpoint_name
 from thinwire.protocol.observation import Concluded
+from thinwire.replicas.torch import SHARED
 from thinwire.rules.finite import is_finite
 from thinwire.worker.announcements import Announcements
 from thinwire.worker.checkpoint_writer import CheckpointWriter, SavePart
@@ -281,7 +282,8 @@ class Publisher:
                 **newcomers(publication.own),
             }
             if worker.strategy.replicated:
-                joint["replica"] = worker.replica.shared()
+                own: Any = publication.own["replica"]  # of the same step, whatever has been computed since
+                joint["replica"] = {name: own[name] for name in SHARED}
             trees[self.joint_name] = joint
         self._writer.write(name, trees, last=last)
 

@@ -91,6 +91,7 @@ class ReplicaTransfer:
         worker = self._worker
         if worker.alone and not worker.publisher.concluded:
             worker.give_to_joint(worker.replica.vector.detach().cpu())
+        worker.nonfinite.restore_buffers()
         tree: dict[str, Any] = {
             "joint": worker.joint.tree(),
             "buffers": worker.replica.buffers.vector(),
