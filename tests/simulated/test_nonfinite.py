@@ -23,7 +23,7 @@ from tests.simulated.flawed import (
     overflowing_parameters,
     run,
 )
-from thinwire.errors import CheckpointError, DivergedError
+from thinwire.errors import CheckpointError, ConfigError, DivergedError
 from thinwire.strategies import STRATEGIES, Strategy, strategy
 
 KNOBS: dict[str, dict[str, Any]] = {
@@ -363,6 +363,22 @@ def test_buffers_that_go_back_are_told_with_the_step_that_left_them(tmp_path: Pa
     assert {event.what for event in told} == {"loss", "buffers"}
     steps = [{event.step for event in told if event.what == what} for what in ("loss", "buffers")]
     assert steps[0] == steps[1]
+
+
+@pytest.mark.parametrize("name", ["layers.1.running_mean", "layers.0.weight"])
+def test_a_network_that_is_given_with_nan_in_it_is_refused_before_anything_starts(name: str) -> None:
+    """Of one that is made later the end of the run says so."""
+
+    def made() -> nn.Module:
+        net = Net()
+        net.state_dict()[name].view(-1)[0] = float("nan")
+        return net
+
+    cluster = tw.Simulated(workers=2, step_s=0.05)
+    with pytest.raises(ConfigError, match=rf"model holds NaN: 1 of \d+ values of '{name}'"):
+        run(cluster, known("sparknet"), model=made())
+    with pytest.raises(DivergedError, match="finite"):
+        run(cluster, known("sparknet"), model=made)
 
 
 @pytest.mark.parametrize("name", ["layers.1.running_var", "layers.0.weight"])

@@ -18,7 +18,7 @@ MOST_LIVE_BYTES = 4 << 30
 """Of all that operations have given and later ones still need, at any one time."""
 MOST_COLUMNS_BYTES = 16 << 30
 """Of the patches that a convolution may write one beside the other before it multiplies them."""
-MOST_VISITS_A_ROW = 1 << 46
+MOST_VISITS_A_ROW = 1 << 44
 """Elements that are read or multiplied, by all operations together."""
 MOST_TENSORS = 1 << 18
 """Made by all operations together: one may give thousands."""

@@ -250,7 +250,8 @@ class Run:
             DivergedError: They are not finite.
         """
         module = self._untrained()
-        meant = {name for name, value in _floating(module) if not is_finite(value)}  # a mask in a buffer, say
+        # An infinity may be meant, in a mask that is a buffer, say; NaN is not.
+        meant = {name for name, value in _floating(module) if not is_finite(value) and not value.isnan().any()}
         self._load(module, outcome.results)
         for name, value in _floating(module):
             if name not in meant and not is_finite(value):

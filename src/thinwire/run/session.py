@@ -55,6 +55,7 @@ from thinwire.run.checks import (
     objective_for,
     placement_for,
     refuse_impossible,
+    refuse_not_finite,
     refuse_unvalidated,
     stepping_for,
     target_for,
@@ -279,6 +280,7 @@ def fit(
         patience = dataclasses.replace(patience, stall_s=300.0, silence_s=60.0, prepare_s=60.0)
     spec = dataclasses.replace(spec, dense=why_dense(chosen, spread))
     refuse_impossible(spec, chosen, codec, spread, validated=validation is not None)
+    refuse_not_finite(network)
     refuse_optimizer(network, spec, chosen, spread)
     refuse_searches(factory, Setup(spec=spec, strategy=chosen, placement=spread, exchange=carrier, codec=codec))
     if resume is not None and out is None:
