@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import array
 import contextlib
+import copy
 import functools
 import json
 import os
 import socket
 import struct
 import sys
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -356,24 +358,45 @@ def _operations(draw: Draw) -> Any:
     return nodes
 
 
+NETWORKS = json.loads((Path(__file__).parent / "programs.json").read_text())
+"""A convolution, a sequence, attention and pictures, as `exported` wrote them."""
+
+
+def _of_operations(draw: Draw) -> Any:
+    nodes = _operations(draw)
+    return PLAIN | {"nodes": nodes, "output": len(nodes)}
+
+
+def _changed(draw: Draw) -> Any:
+    return as_sent(draw.changed(PLAIN))
+
+
+def _changed_network(draw: Draw) -> Any:
+    """A true network, some of whose operations are changed, or stand in another's place."""
+    made = copy.deepcopy(NETWORKS[draw.pick(sorted(NETWORKS))])
+    nodes = made["nodes"]
+    for _ in range(draw.byte() % 4):
+        at, other = draw.byte() % len(nodes), draw.byte() % len(nodes)
+        nodes[at] = as_sent(draw.changed(nodes[other if draw.byte() % 4 == 0 else at]))
+    return made
+
+
 def _program(data: bytes) -> None:
     """Reads a document; what is read is carried out, and gives rows or says why not."""
     from thinwire.models.program import Program
 
     draw = Draw(data)
-    made: Any = dict(PLAIN)
-    if draw.byte() % 2:
-        made["nodes"] = _operations(draw)
-        made["output"] = len(made["nodes"])
+    kind = draw.byte() % 4
+    if kind == 3:
+        text = draw.rest()
     else:
-        made = as_sent(draw.changed(PLAIN))
-    text = json.dumps(made).encode() if draw.byte() % 16 else draw.rest()
+        text = json.dumps((_of_operations, _changed, _changed_network)[kind](draw)).encode()
     with contextlib.suppress(CheckpointError):
         program = Program.read(struct.pack("<Q", len(text)) + text)
         forms = {name: torch.zeros(value.shape, dtype=value.dtype) for name, value in program.state_dict().items()}
         program.load_state_dict(forms, assign=True)
         with contextlib.suppress(RuntimeError, IndexError, DataError), torch.no_grad():
-            assert isinstance(program(*[torch.zeros(3, 4) for _ in program._plan.inputs]), torch.Tensor)
+            assert isinstance(program(*program.examples(3)), torch.Tensor)
 
 
 IMAGE = {"origin": "x", "height": 2, "width": 2, "nChannels": 3, "mode": 16}
@@ -410,9 +433,15 @@ TARGETS = (
     Target(
         "program",
         _program,
-        lambda: [b"\x00\x00\x01", b"\x01\x01\x00\x00\x01\x02\x03\x01"],
+        lambda: [
+            *[b"\x03" + json.dumps(each, separators=(",", ":")).encode() for each in (PLAIN, NETWORKS["pictures"])],
+            *[bytes([2, number]) for number in range(len(NETWORKS))],
+            b"\x01\x00",
+            b"\x00\x00\x01\x02\x03\x01",
+        ],
         "a saved model's network as a list of operations",
-        256,
+        1024,
+        words=tuple(f'"{name}"'.encode() for name in ("value", "state", "float", "dtype", "nodes", "args", "kwargs")),
         changes=1500,
     ),
     Target("images", _images, lambda: [b"\x00\x0c" + bytes(range(12))], "rows of Spark's image schema", 64),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import struct
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from safetensors.torch import save
 from torch import nn
 
 from thinwire.errors import CheckpointError
+from thinwire.models import budget
 from thinwire.models import program as programs
 from thinwire.models.program import OPERATIONS, WHOLE, Program, exported
 
@@ -130,6 +133,179 @@ def test_an_argument_that_refers_to_nothing_known_is_refused(true: dict[str, Any
 def test_values_without_measure_are_refused_before_memory_is_taken(true: dict[str, Any], nodes: Any) -> None:
     with pytest.raises(CheckpointError):
         Program.read(of_nodes(true, *nodes))
+
+
+def many(count: int, *node: Any) -> list[Any]:
+    return [node] * count
+
+
+def deeper(count: int, op: str, *args: Any) -> list[Any]:
+    """Each operation takes what the one before it gave."""
+    return [(op, [{"value": i}, *args]) for i in range(count)]
+
+
+SIDE = 1 << 14
+SQUARE = ("full.default", [[SIDE, SIDE], 1.0])
+LAST = ("relu.default", [X])
+PICTURE = ("full.default", [[1, 1, 4, 4], 1.0])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "what"),
+    [
+        (
+            [*many(6, *SQUARE), ("cat.default", [[{"value": i} for i in range(1, 7)], 0]), LAST],
+            "bytes in one value|bytes at one time",
+        ),
+        ([*many(6, *SQUARE), *[("sum.default", [{"value": i}]) for i in range(1, 7)], LAST], "bytes at one time"),
+        (many(10, "split_with_sizes.default", [X, [4] + [0] * 60_000, 1]), "tensors"),
+        (deeper(100, "unsqueeze.default", 1), "dimensions"),
+        ([PICTURE, *many(300, "upsample_nearest2d.vec", [{"value": 1}, [4, 4], None])], "resize"),
+        ([SQUARE, *many(40, "mm.default", [{"value": 1}, {"value": 1}]), LAST], "elements visited"),
+        ([SQUARE, *many(40, "_cdist_forward.default", [{"value": 1}, {"value": 1}, 1.0, None]), LAST], "visited"),
+        (
+            [
+                ("full.default", [[1, 1, SIDE, SIDE], 1.0]),
+                ("avg_pool2d.default", [{"value": 1}, [SIDE // 2, SIDE // 2], [1, 1]]),
+                LAST,
+            ],
+            "elements visited",
+        ),
+        (
+            [
+                ("full.default", [[1, 1, 2, SIDE * 1000], 1.0]),
+                ("_adaptive_avg_pool2d.default", [{"value": 1}, [SIDE * 1000, 1]]),
+                LAST,
+            ],
+            "elements visited",
+        ),
+        (
+            [
+                ("full.default", [[1, 1, 2048, 2048], 1.0]),
+                ("full.default", [[1, 1, 1024, 1024], 1.0]),
+                ("convolution.default", [{"value": 1}, {"value": 2}, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1]),
+                LAST,
+            ],
+            "patches",
+        ),
+    ],
+    ids=["one", "alive", "tensors", "dimensions", "resized", "products", "distances", "windows", "adaptive", "patches"],
+)
+def test_memory_and_time_have_limits_that_the_error_tells(true: dict[str, Any], nodes: Any, what: str) -> None:
+    with pytest.raises(CheckpointError, match=what):
+        Program.read(of_nodes(true, *nodes))
+
+
+def test_parameters_lie_in_so_many_modules_at_most(true: dict[str, Any]) -> None:
+    names = [f"n{i}." + ".".join("a" * 240) for i in range(300)]
+    state = [{"name": name, "dtype": "float32", "shape": [1], "trained": True} for name in names]
+    with pytest.raises(CheckpointError, match="more modules than"):
+        Program.read(of_nodes(true, LAST, state=state))
+
+
+def test_more_rows_than_have_room_are_computed_after_one_another(
+    true: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = Program.read(of_nodes(true, ("mul.Tensor", [X, X]), ("relu.default", [{"value": 1}])))
+    given, ran = torch.randn(1001, 4), []
+    run = Program._run
+
+    def seen(self: Program, inputs: Any, *more: Any) -> torch.Tensor:
+        ran.append((inputs[0].device.type, len(inputs[0])))
+        return run(self, inputs, *more)
+
+    monkeypatch.setattr(Program, "_run", seen)
+    monkeypatch.setattr(budget, "MOST_LIVE_BYTES", 100 * 2 * 4 * 4)  # two values of a hundred rows
+    assert torch.equal(program(given), given.square())
+    rows = [rows for device, rows in ran if device == "cpu"]
+    assert sum(rows) == 1001
+    assert max(rows) <= 100
+    ran.clear()
+    program(given[:50])
+    assert ran == [("cpu", 50)], "what has room is looked at once"
+
+
+def test_a_program_with_a_square_of_all_rows_has_a_limit_too(
+    true: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rows and three say little of a thousand."""
+    nodes = [("t.default", [X]), ("mm.default", [X, {"value": 1}]), ("sum.dim_IntList", [{"value": 2}, [1], True])]
+    program = Program.read(of_nodes(true, *nodes))
+    monkeypatch.setattr(budget, "MOST_LIVE_BYTES", 1 << 16)
+    assert program(torch.randn(1000, 4)).shape == (1000, 1)
+    assert program._rows_at_once < 128
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        ("div.Tensor_mode", [{"value": 1}, {"value": 2}], {"rounding_mode": "trunc"}),
+        ("div.Scalar_mode", [{"value": 1}, -1], {"rounding_mode": "trunc"}),
+    ],
+    ids=["tensor", "number"],
+)
+def test_the_least_whole_number_divided_by_minus_one_does_not_end_the_process(
+    true: dict[str, Any], op: Any, tmp_path: Path
+) -> None:
+    """As torch's own division does, by a signal that nothing can catch."""
+    least = ("full.default", [[1, 4], -(1 << 63) + 1], {"dtype": {"dtype": "int64"}})
+    data = of_nodes(
+        true,
+        least,
+        ("sub.Scalar", [{"value": 1}, 1]),
+        ("full.default", [[1, 4], -1], {"dtype": {"dtype": "int64"}}),
+        (op[0], [{"value": 2}, {"value": 3} if isinstance(op[1][1], dict) else -1], op[2]),
+        ("_to_copy.default", [X], {"dtype": {"dtype": "int64"}}),
+        ("add.Tensor", [{"value": 4}, {"value": 5}]),
+    )
+    (tmp_path / "program").write_bytes(data)
+    code = (
+        "import sys, torch; from pathlib import Path; from thinwire.models.program import Program\n"
+        "program = Program.read(Path(sys.argv[1]).read_bytes())\n"
+        "program.load_state_dict({n: torch.zeros(v.shape) for n, v in program.state_dict().items()}, assign=True)\n"
+        "print(program(torch.zeros(2, 4)).tolist())"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "program")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32, torch.int8, torch.uint8, torch.float32])
+def test_division_rounded_to_zero_is_torch_s_own_otherwise(kind: torch.dtype) -> None:
+    own = programs._overload("div.Tensor_mode")
+    a, b = torch.arange(-20 if kind.is_signed else 1, 21).to(kind), torch.tensor([3]).to(kind)
+    for divisor in (b, -b if kind.is_signed else b, torch.tensor(-1).to(kind)):
+        found = programs._called("div.Tensor_mode", [a, divisor], {"rounding_mode": "trunc"}, torch.device("cpu"))
+        expected = own(a, divisor, rounding_mode="trunc")
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected)
+    for number in (3, -1, 2.5):
+        found = programs._called("div.Scalar_mode", [a, number], {"rounding_mode": "trunc"}, torch.device("cpu"))
+        expected = torch.div(a, number, rounding_mode="trunc")
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("modes", [(3, 0), (-1, 0), (0, 3), (0, -1), (True, 0), (0.0, 0)], ids=str)
+@pytest.mark.parametrize("dimensions", [2, 3])
+def test_a_sampler_knows_its_modes(true: dict[str, Any], modes: Any, dimensions: int) -> None:
+    """torch's kernels give memory as they find it for others."""
+    picture = ("full.default", [[2, 3, *[4] * dimensions], 1.0])
+    grid = ("full.default", [[2, *[3] * dimensions, dimensions], 0.5])
+    sampler = f"grid_sampler_{dimensions}d.default"
+    nodes = [picture, grid, (sampler, [{"value": 1}, {"value": 2}, *modes, True])]
+    with pytest.raises(CheckpointError, match="_mode = "):
+        Program.read(of_nodes(true, *nodes))
+    good = (sampler, [{"value": 1}, {"value": 2}, 1, 2, True])
+    Program.read(of_nodes(true, picture, grid, good, LAST))
+
+
+@pytest.mark.parametrize("divisor", [-1, 0, -(1 << 40)])
+def test_a_mean_over_windows_has_a_divisor_above_zero(true: dict[str, Any], divisor: int) -> None:
+    """Whole numbers divided by -1 end the process in torch's kernel."""
+    nodes = [("unsqueeze.default", [X, 1]), ("unsqueeze.default", [{"value": 1}, 1])]
+    pool = ("avg_pool2d.default", [{"value": 2}, [1, 2], [1, 1], [0, 0], False, True, divisor])
+    with pytest.raises(CheckpointError, match="divisor_override"):
+        Program.read(of_nodes(true, *nodes, pool))
 
 
 @pytest.mark.parametrize("side", range(1, 5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from tests.simulated.flawed import (
     overflowing_parameters,
     run,
 )
-from thinwire.errors import DivergedError
+from thinwire.errors import CheckpointError, ConfigError, DivergedError
 from thinwire.strategies import STRATEGIES, Strategy, strategy
 
 KNOBS: dict[str, dict[str, Any]] = {
@@ -228,6 +229,22 @@ def test_running_statistics_that_overflow_go_back_and_are_in_no_mean(tmp_path: P
     assert [(event.worker, event.what, event.values) for event in told] == [(1, "buffers", 1)]
 
 
+@pytest.mark.parametrize("name", ["synchronous", "sparknet", "relay", "parameter_table"])
+def test_running_statistics_that_are_never_finite_are_in_no_checkpoint(tmp_path: Path, name: str) -> None:
+    """A checkpoint is of one step, though it is written when further ones have been computed."""
+
+    def spoil(replica: Any, loss: float) -> float:
+        norm = next(m for m in replica.module.modules() if isinstance(m, nn.BatchNorm1d))
+        norm.running_var[0] = float("nan")
+        return loss
+
+    result, told = run(three(spoil, range(1, STEPS + 1), ALL), known(name), out=str(tmp_path))
+    assert result.summary["complete"]
+    assert is_finite(result.model)
+    assert checkpoints(tmp_path)
+    assert {event.what for event in told} == {"buffers"}
+
+
 def test_an_optimizer_whose_moments_overflow_is_saved_without_them(tmp_path: Path) -> None:
     def overflow(replica: Any, loss: float) -> float:
         state = replica.optimizer.state[replica.parameters.tensors[0]]
@@ -277,6 +294,114 @@ def test_checkpoints_of_earlier_versions_that_are_not_finite_are_passed_over_and
     kept = checkpoints(tmp_path)
     assert kept
     assert not set(kept) & set(again.summary["passed_over"])
+
+
+def changed_checkpoint(out: Path, change: Callable[[dict[str, Any]], None]) -> str:
+    """Adds a newer checkpoint that says that it is finite, and holds what the last one did with a change."""
+    from thinwire.checkpoint import CheckpointStore, Manifest
+
+    store = CheckpointStore(out / "checkpoints")
+    good = store.latest()
+    assert good is not None
+    trees: dict[str, Any] = {part.name: store.read_part(good, part.name) for part in good.parts}
+    change(trees)
+    parts = tuple(store.write_part("000900-step-300", part, tree) for part, tree in trees.items())
+    store.commit(Manifest("000900-step-300", 300, parts, dict(good.meta)))
+    return good.name
+
+
+def test_a_checkpoint_that_says_it_is_finite_and_is_not_is_passed_over(tmp_path: Path) -> None:
+    cluster = tw.Simulated(workers=2, step_s=0.05)
+    run(cluster, known("sparknet"), steps=8, out=str(tmp_path))
+
+    def change(trees: dict[str, Any]) -> None:
+        trees["joint"]["joint"]["state"][0].view(-1)[0] = float("nan")
+
+    good = changed_checkpoint(tmp_path, change)
+    again, _ = run(cluster, known("sparknet"), steps=24, resume=str(tmp_path))
+    assert again.summary["resumed_from"] == good
+    assert set(again.summary["passed_over"]) == {"000900-step-300"}
+    assert is_finite(again.model)
+
+
+@pytest.mark.parametrize("what", ["buffers", "vector"])
+@pytest.mark.parametrize("workers", ["one", "all"])
+def test_a_worker_takes_up_no_part_of_a_checkpoint_that_is_not_finite(tmp_path: Path, what: str, workers: str) -> None:
+    """Buffers above all: nothing that is computed later would put them right, nor say so."""
+    cluster = tw.Simulated(workers=2, step_s=0.05)
+    run(cluster, known("sparknet"), steps=8, out=str(tmp_path))
+
+    def change(trees: dict[str, Any]) -> None:
+        for part in ("worker-0", "worker-1")[workers == "one" :]:
+            trees[part]["replica"][what].view(-1)[0] = float("nan")
+
+    changed_checkpoint(tmp_path, change)
+    with pytest.raises(CheckpointError, match=r"worker \d on machine-\d.*not finite: .*Remove its folder"):
+        run(cluster, known("sparknet"), steps=24, resume=str(tmp_path))
+
+
+def test_an_optimizer_s_state_that_is_not_finite_is_forgotten_as_a_run_goes_on(tmp_path: Path) -> None:
+    cluster = tw.Simulated(workers=2, step_s=0.05)
+    run(cluster, known("sparknet"), steps=8, out=str(tmp_path))
+
+    def change(trees: dict[str, Any]) -> None:
+        learnt = trees["worker-1"]["replica"]["learning"]["optimizer"]["state"]
+        next(iter(learnt.values()))["momentum_buffer"].view(-1)[0] = float("inf")
+
+    changed_checkpoint(tmp_path, change)
+    again, told = run(cluster, known("sparknet"), steps=24, resume=str(tmp_path))
+    assert [(event.worker, event.what, event.values, event.step) for event in told] == [(1, "optimizer state", 1, 8)]
+    assert again.summary["complete"]
+    assert is_finite(again.model)
+
+
+def test_buffers_that_go_back_are_told_with_the_step_that_left_them(tmp_path: Path) -> None:
+    pixels = torch.rand(600, 64)
+    pixels[10, 3] = float("nan")
+    data = {"pixels": pixels.numpy(), "label": torch.randint(0, 10, (600,)).numpy()}
+    _, told = run(tw.Simulated(workers=3, step_s=0.05), known("sparknet"), data=data, validation=None)
+    assert {event.what for event in told} == {"loss", "buffers"}
+    steps = [{event.step for event in told if event.what == what} for what in ("loss", "buffers")]
+    assert steps[0] == steps[1]
+
+
+@pytest.mark.parametrize("name", ["layers.1.running_mean", "layers.0.weight"])
+def test_a_network_that_is_given_with_nan_in_it_is_refused_before_anything_starts(name: str) -> None:
+    """Of one that is made later the end of the run says so."""
+
+    def made() -> nn.Module:
+        net = Net()
+        net.state_dict()[name].view(-1)[0] = float("nan")
+        return net
+
+    cluster = tw.Simulated(workers=2, step_s=0.05)
+    with pytest.raises(ConfigError, match=rf"model holds NaN: 1 of \d+ values of '{name}'"):
+        run(cluster, known("sparknet"), model=made())
+    with pytest.raises(DivergedError, match="finite"):
+        run(cluster, known("sparknet"), model=made)
+
+
+@pytest.mark.parametrize("name", ["layers.1.running_var", "layers.0.weight"])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_whatever_a_worker_hands_back_is_looked_at_before_a_run_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, frozen: bool
+) -> None:
+    """Buffers and frozen parameters too: one worker's word is the whole model's."""
+    from thinwire.run import driver
+
+    true = driver.load_over_base
+
+    def spoiled(module: nn.Module, state: dict[str, torch.Tensor]) -> None:
+        true(module, state | {name: torch.full_like(module.state_dict()[name], float("nan"))})
+
+    def made() -> nn.Module:
+        net = Net()
+        net.layers[0].requires_grad_(not frozen)
+        return net
+
+    monkeypatch.setattr(driver, "load_over_base", spoiled)
+    with pytest.raises(DivergedError, match=rf"'{name}' of the trained model is not finite.*last good checkpoint"):
+        run(tw.Simulated(workers=2, step_s=0.05), known("sparknet"), model=made, validation=None, out=str(tmp_path))
 
 
 def test_bfloat16_is_no_different() -> None:

@@ -87,6 +87,32 @@ def test_tied_weights_stay_tied(given: Any) -> None:
     assert torch.equal(module.inner.weight, trained.inner.weight)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"hidden": 1 << 20, "blocks": 1000}, {"width": 1 << 20}, {"sizes": {"a": 1 << 31}}, {"blocks": 4}],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_settings_of_other_weights_are_refused_before_memory_is_taken(settings: dict[str, Any]) -> None:
+    """A folder says both: 8 TB beside weights of some kilobytes is no network that was saved."""
+    own: dict[str, Any] = {"sizes": {"a": 5}, "numbers": {"b": 1}, "hidden": 8, "blocks": 2}
+    state = ZooModel("residual_mlp", own)().state_dict()
+    given: Any = {"digest": f"settings-{settings}", "inputs": ("a", "b"), "reads": ("a", "b"), "task": "regression"}
+    known = Predictor(skeleton=ZooModel("residual_mlp", own), weights=save(state), batch_size=8, **given)
+    assert torch.equal(known.module().state_dict()["last.2.bias"], state["last.2.bias"])
+    given["digest"] += "changed"
+    changed = ZooModel("residual_mlp", own | settings)
+    with pytest.raises(CheckpointError, match="do not fit the stored weights"):
+        Predictor(skeleton=changed, weights=save(state), batch_size=8, **given).module()
+
+
+@pytest.mark.parametrize("settings", [{"blocks": 1001}, {"blocks": 10**9}], ids=str)
+def test_a_network_has_so_many_blocks_at_most(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"blocks = \d+ is too large; use a whole number of at most 1000"):
+        ZooModel("residual_mlp", {"sizes": {"a": 5}, **settings})()
+    with pytest.raises(ConfigError, match="number of layers in hidden = 1001"):
+        ZooModel("deepfm", {"sizes": {"a": 5}, "hidden": [1] * 1001})()
+
+
 class Signed(nn.Linear):
     """Has the same weights as a linear layer, and another function."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ import pytest
 from torch import nn
 
 import thinwire as tw
+from thinwire.cli.gains import _of_a_run
 from thinwire.cli.main import main
+from thinwire.errors import ConfigError
 
 PLAN = ["plan", "digits", "--workers", "5", "--gflops", "10"]
 MEASURED = ["--step", "2", "--exchange", "20"]
@@ -112,3 +116,32 @@ def test_measurements_that_cannot_be_are_refused(
 ) -> None:
     assert main([*PLAN, *options]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+RUN = {"strategy": "sparknet", "rounds": 5, "step_s": 0.1, "train_seconds": 9.0, "busy": 0.5, "evaluated_s": 0.0}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000, "[]", '{"step_s": ' + "9" * 5000 + "}", json.dumps(RUN | {"step_s": math.nan}), " " * (1 << 21),
+        json.dumps(RUN | {"step_s": "x"}), json.dumps(RUN | {"rounds": 1e400}), json.dumps(RUN | {"busy": -math.inf}),
+        json.dumps(RUN | {"step_s": 10**400}), json.dumps(RUN | {"rounds": "5"}),
+    ],
+    ids=lambda text: text[:30],
+)  # fmt: skip
+def test_a_summary_that_is_none_is_refused_in_words(tmp_path: Path, text: str) -> None:
+    (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"has no summary\.json of a run"):
+        _of_a_run(str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_summary_is_a_plain_file(tmp_path: Path, kind: str) -> None:
+    """A pipe would be waited for without end, and a device read."""
+    if kind == "pipe":
+        os.mkfifo(tmp_path / "summary.json")
+    else:
+        (tmp_path / "summary.json").symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match="it is no plain file"):
+        _of_a_run(str(tmp_path))

@@ -6,6 +6,8 @@ import argparse
 import json
 import math
 import os
+import reprlib
+import stat
 from typing import Any, NamedTuple
 
 from thinwire.errors import ConfigError
@@ -18,6 +20,8 @@ from thinwire.rules.speedup import (
     serial_s,
 )
 
+MOST_CHARACTERS = 1 << 20
+"""Of a summary."""
 STOPPING = ("synchronous", "sparknet", "diloco")
 """Strategies whose workers wait for each exchange, so that a summary shows the time of an exchange."""
 
@@ -92,11 +96,12 @@ def _of_a_run(folder: str) -> tuple[float, float]:
     """Seconds of a step and of an exchange, from the summary of a run whose workers wait for each exchange."""
     path = os.path.join(folder, "summary.json")
     try:
-        with open(path, encoding="utf-8") as file:
-            summary = json.load(file)
-        strategy, rounds, step_s = summary["strategy"], summary["rounds"], summary["step_s"]
-        waited = summary["train_seconds"] * (1 - summary["busy"]) - summary["evaluated_s"]
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        summary = json.loads(_text_of(path))
+        strategy, rounds, step_s = summary["strategy"], summary["rounds"], float(summary["step_s"] or 0)
+        waited = float(summary["train_seconds"] * (1 - summary["busy"]) - summary["evaluated_s"])
+        if type(rounds) is not int or not math.isfinite(step_s) or not math.isfinite(waited):
+            raise ValueError(f"{reprlib.repr(rounds)} rounds, {step_s} s a step, {waited} s waited")
+    except (OSError, ArithmeticError, RecursionError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(
             f"--run {folder!r} has no summary.json of a run ({error}); name the out folder of a run"
         ) from None
@@ -106,7 +111,18 @@ def _of_a_run(folder: str) -> tuple[float, float]:
             "workers stop "
             f"for it: name a run of {', '.join(STOPPING)} with two workers or more, or give --step and --exchange"
         )
-    return float(step_s), max(0.0, float(waited)) / rounds
+    return step_s, max(0.0, waited) / rounds
+
+
+def _text_of(path: str) -> str:
+    """A plain file of a run's folder, which may be anybody's: no pipe is waited for, and no device is read."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is no plain file")
+        text = file.read(MOST_CHARACTERS + 1)
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(f"it is longer than {MOST_CHARACTERS} characters")
+    return text
 
 
 def gains(found: Given, workers: int) -> dict[str, Any]:

@@ -27,19 +27,21 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import operator
 import reprlib
 import struct
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from thinwire.errors import CheckpointError, DataError
+from thinwire.models.budget import Budget, ExceededError
 
 FORMAT = 1
 MOST_BYTES = 64 << 20
@@ -50,8 +52,10 @@ MOST_ITEMS = 65_536
 MOST_DEPTH = 4
 """Lists within the arguments of an operation."""
 MOST_NAME = 500
-MOST_VALUE_BYTES = 1 << 30
-"""Of what one operation gives for two rows; of one row is half as much."""
+MOST_MODULES = 65_536
+"""That hold parameters and buffers: each dot in a name stands for one."""
+TRIED_ROWS = (2, 3)
+"""Numbers of rows for which a program is carried out before it is accepted."""
 ROWS = 7
 """Copies of the example row: few other sizes in a network are equal to it."""
 
@@ -101,6 +105,12 @@ _TRUSTING = (
     "_native_batch_norm_legit.no_stats",
 )
 """Operations whose kernels take sizes on trust."""
+_MODES = {
+    "grid_sampler_2d.default": (("interpolation_mode", 2), ("padding_mode", 2)),
+    "grid_sampler_3d.default": (("interpolation_mode", 1), ("padding_mode", 2)),
+}
+"""Operations that give memory as they find it where they do not know a mode, and the highest of each."""
+_TRUNCATING = ("div.Tensor_mode", "div.Scalar_mode")
 _NAME_OF = {function: name for name, function in WHOLE.items()}
 DTYPES = {
     name: getattr(torch, name)
@@ -175,6 +185,8 @@ class Program(nn.Module):
         for name in plan.constants:
             fixed.register_buffer(name, constants[name], persistent=False)
         self._fixed = fixed
+        self._rows_at_once = max(TRIED_ROWS)
+        """So many rows are known to be within the budget."""
 
     @classmethod
     def read(cls, data: bytes) -> Program:
@@ -186,7 +198,7 @@ class Program(nn.Module):
         try:
             document, constants = _opened(data)
             plan = _plan_of(document, constants)
-            _tried(cls(plan, {name: value.to("meta") for name, value in constants.items()}))
+            _tried(cls(plan, _without_memory(constants)))
             program = cls(plan, constants)
         except _Refused as error:
             raise _damaged(str(error)) from None
@@ -224,7 +236,7 @@ class Program(nn.Module):
                 )
 
     def forward(self, *columns: Tensor) -> Tensor:
-        """The network's output for some rows."""
+        """The network's output for some rows; those beyond the budget are computed after one another."""
         forms = self._plan.inputs
         if len(columns) != len(forms):
             raise DataError(f"the program takes {len(forms)} columns and was given {len(columns)}; give it as many")
@@ -232,21 +244,41 @@ class Program(nn.Module):
         try:
             if given[0].shape[0] == 1:  # exported for two rows and more: one alone would be broadcast in places
                 return self._run([torch.cat([column, column]) for column in given])[:1]
-            return self._run(given)
+            rows = given[0].shape[0]
+            most = self._most_rows(rows) if type(rows) is int else rows  # of symbolic rows nothing is computed
+            if most == rows:
+                return self._run(given)
+            return torch.cat([self(*(column[at : at + most] for column in given)) for at in range(0, rows, most)])
         except _Refused as error:
             raise _damaged(str(error)) from None
 
-    def _run(self, inputs: Sequence[Tensor], most_bytes: int | None = None) -> Tensor:
+    def _most_rows(self, rows: int) -> int:
+        """How many of some rows can be computed at once."""
+        if rows <= self._rows_at_once:
+            return rows
+        empty = Program(self._plan, _without_memory(dict(self._fixed.named_buffers())))
+        while rows > self._rows_at_once:
+            try:
+                _carried_out(empty, rows)
+            except ExceededError:
+                rows = max(rows // 2, self._rows_at_once)
+            else:
+                self._rows_at_once = rows
+        return rows
+
+    def _run(self, inputs: Sequence[Tensor], budget: Budget | None = None) -> Tensor:
         values: dict[int, Any] = dict(enumerate(inputs))
         device = inputs[0].device
         for index, node in enumerate(self._plan.nodes, len(inputs)):
             args = [self._value(arg, values) for arg in node.args]
             kwargs = {name: self._value(arg, values) for name, arg in node.kwargs.items()}
             values[index] = _called(node.op, args, kwargs, device)
-            if most_bytes is not None:
-                _look_at_size(node.op, values[index], most_bytes)
+            if budget is not None:
+                budget.made(node.op, _by_name(node.op, args, kwargs), values[index])
             for each in node.done:
-                del values[each]
+                done = values.pop(each)
+                if budget is not None:
+                    budget.freed(done)
         found = values[self._plan.output]
         if not isinstance(found, Tensor):
             raise _Refused(f"it gives a {type(found).__name__}, and no tensor")
@@ -329,6 +361,7 @@ def _plan_of(document: dict[str, Any], constants: Mapping[str, Tensor]) -> Plan:
         if not _is_name(name) or type(trained) is not bool or name in state:
             raise _Refused(f"a parameter of the name {reprlib.repr(name)}")
         state[name] = (form, trained)
+    _count_modules(state)
     names = _list(document["constants"])
     if sorted(map(str, names)) != sorted(constants) or not all(type(name) is str and name.isalnum() for name in names):
         raise _Refused(f"constants {reprlib.repr(names)}, with {reprlib.repr(sorted(constants))} beside it")
@@ -448,17 +481,27 @@ def _form_of(given: Any, more: set[str]) -> Form:
     return Form(dtype, tuple(shape))
 
 
+def _count_modules(names: Iterable[str]) -> None:
+    """Refuses names of parameters that lie in too many modules."""
+    found: set[str] = set()
+    for name in names:
+        while (name := name.rpartition(".")[0]) and name not in found:
+            found.add(name)
+            if len(found) > MOST_MODULES:
+                raise _Refused(f"its parameters lie in more modules than {MOST_MODULES}")
+
+
 def _is_name(name: Any) -> bool:
     return type(name) is str and len(name) <= MOST_NAME and all(name.split("."))
 
 
 def _tried(program: Program) -> None:
-    """Carries a program out on the meta device, where nothing is computed, for two rows and for three."""
-    for rows in (2, 3):
-        given = [torch.empty((rows, *f.shape), dtype=DTYPES[f.dtype], device="meta") for f in program._plan.inputs]
+    """Carries a program out on the meta device, where nothing is computed."""
+    for rows in TRIED_ROWS:
         try:
-            with torch.no_grad():
-                found = program._run(given, MOST_VALUE_BYTES)
+            found = _carried_out(program, rows)
+        except ExceededError as error:
+            raise _Refused(str(error)) from None
         except _Refused:
             raise
         except Exception as error:  # torch's shape functions raise whatever they run into
@@ -467,10 +510,17 @@ def _tried(program: Program) -> None:
             raise _Refused(f"it gives the shape {tuple(found.shape)} for {rows} rows")
 
 
-def _look_at_size(op: str, found: Any, most_bytes: int) -> None:
-    for each in found if isinstance(found, (tuple, list)) else (found,):
-        if isinstance(each, Tensor) and each.numel() * each.element_size() > most_bytes:
-            raise _Refused(f"{op} gives {each.numel() * each.element_size()} bytes for two rows; at most {most_bytes}")
+def _carried_out(program: Program, rows: int) -> Tensor:
+    """What a program without memory gives, within the budget for some rows."""
+    forms = program._plan.inputs
+    given = [torch.empty((rows, *form.shape), dtype=DTYPES[form.dtype], device="meta") for form in forms]
+    held = itertools.chain(given, program.parameters(), program.buffers())
+    with torch.no_grad():
+        return program._run(given, Budget(rows, held))
+
+
+def _without_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.to("meta") for name, value in tensors.items()}
 
 
 # -- running ----------------------------------------------------------------------------------------------------------
@@ -497,8 +547,45 @@ def _called(op: str, args: list[Any], kwargs: dict[str, Any], device: torch.devi
         return _whole(op, args)
     overload = _overload(op)
     if op in _TRUSTING:
-        _look_at(op, dict(zip((a.name for a in overload._schema.arguments), args, strict=False)) | kwargs)
+        _look_at(op, _by_name(op, args, kwargs))
+    elif op in _MODES or op.startswith("avg_pool"):
+        _look_at_numbers(op, _by_name(op, args, kwargs))
+    elif op in _TRUNCATING and kwargs.get("rounding_mode") == "trunc":
+        return _truncated(overload, *args)
     return overload(*args, **kwargs, **({"device": device} if _places_a_tensor(op) else {}))
+
+
+def _by_name(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments of an operation by their names, those that are left out by their defaults."""
+    if op in WHOLE:
+        return {}
+    arguments = _overload(op)._schema.arguments
+    left_out = {a.name: a.default_value for a in arguments if a.has_default_value()}
+    return left_out | dict(zip((a.name for a in arguments), args, strict=False)) | dict(kwargs)
+
+
+def _look_at_numbers(op: str, given: Mapping[str, Any]) -> None:
+    """Refuses numbers with which a kernel would end the process, or give memory as it found it."""
+    for name, most in _MODES.get(op, ()):
+        if type(given[name]) is not int or not 0 <= given[name] <= most:
+            raise _Refused(f"{op} with {name} = {reprlib.repr(given[name])}; 0 to {most} are known")
+    divisor = given.get("divisor_override")
+    if divisor is not None and (type(divisor) is not int or divisor < 1):
+        raise _Refused(f"{op} with divisor_override = {reprlib.repr(divisor)}; at least 1 is needed")
+
+
+def _truncated(overload: Any, dividend: Any, divisor: Any) -> Tensor:
+    """Division rounded to zero. torch's own ends the process where the least whole number is divided by -1."""
+    kind = torch.result_type(dividend, divisor)
+    if kind.is_floating_point or not kind.is_signed:
+        return cast(Tensor, overload(dividend, divisor, rounding_mode="trunc"))
+    if not isinstance(divisor, Tensor):
+        if divisor == -1:
+            return torch.neg(torch.as_tensor(dividend).to(kind))
+        return cast(Tensor, overload(dividend, divisor, rounding_mode="trunc"))
+    negates = divisor.to(kind) == -1
+    found = overload(dividend, torch.where(negates, 1, divisor), rounding_mode="trunc")
+    return torch.where(negates, -found, found)
 
 
 def _whole(op: str, args: list[Any]) -> Any:

@@ -18,6 +18,8 @@ from thinwire.values import number, truth, whole
 
 Widths = Mapping[str, int]
 MOST_INDICES = 2**31
+MOST_LAYERS = 1000
+"""Of a tower, or blocks of a residual network."""
 
 
 class Columns(nn.Module):
@@ -318,11 +320,12 @@ def _checked(name: str, sizes: Widths | None, numbers: Widths | None) -> tuple[d
 
 def _whole(**given: int) -> None:
     for key, value in given.items():
-        whole(1, 1 << 20)(key, value)
+        whole(1, MOST_LAYERS if key == "blocks" else 1 << 20)(key, value)
 
 
 def _hidden(given: Sequence[int]) -> tuple[int, ...]:
     units = (given,) if isinstance(given, int) else tuple(given)
+    whole(0, MOST_LAYERS)("the number of layers in hidden", len(units))
     return tuple(int(whole(1, 1 << 20)("hidden", each)) for each in units)
 
 

@@ -28,6 +28,8 @@ from thinwire.replicas.spec import TrainSpec as TrainSpec
 from thinwire.replicas.widths import Narrowed, rounded
 from thinwire.rules.finite import is_finite
 
+SHARED = ("vector", "buffers", "counts", "learning")
+"""The parts of a replica's tree that are equal on all replicas that never differ."""
 PIECE_BYTES = 8 << 20
 
 

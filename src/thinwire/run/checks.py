@@ -23,6 +23,7 @@ from thinwire.replicas.labels import labels_of
 from thinwire.replicas.lightning import OwnOptimizer, TrainingStep, configured, is_at_hand, is_lightning, own_scheduler
 from thinwire.replicas.objectives import OWN, Metric, NamedOptimizer, NamedScheduler
 from thinwire.replicas.torch import build_module
+from thinwire.rules.finite import is_finite
 from thinwire.rules.placement import Wire
 from thinwire.run.arguments import RATE
 from thinwire.run.trial import Trial
@@ -149,6 +150,20 @@ def stepping_for(model: Any, asked: Stepping, *, seed: int, weight: str | None, 
     if asked.scheduler is not None or found.scheduler is None:
         return Stepping(given, OwnOptimizer(), asked.scheduler, asked.every)
     return Stepping(given, OwnOptimizer(), own_scheduler, found.every)
+
+
+def refuse_not_finite(model: Any) -> None:
+    """Refuses a network that is given with NaN in it: nothing that it learns would put that right."""
+    if not isinstance(model, nn.Module):
+        return
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if value.is_meta or not value.is_floating_point() or torch.nn.parameter.is_lazy(value):
+            continue
+        if not is_finite(value.detach()) and (found := int(value.isnan().sum())):
+            raise ConfigError(
+                f"model holds NaN: {found} of {value.numel()} values of {name!r}. Numbers are needed there (infinity "
+                "too, in a mask); load other weights, or make the network anew"
+            )
 
 
 def may_take_names(model: Any) -> bool:

@@ -39,6 +39,7 @@ from thinwire.run.checks import (
     objective_for,
     placement_for,
     refuse_impossible,
+    refuse_not_finite,
     refuse_unvalidated,
     stepping_for,
     target_for,
@@ -122,6 +123,7 @@ def defined(asked: Asked) -> Definition:
     spec = dataclasses.replace(spec, dense=why_dense(strategy, placement))
     validated = asked.validation is not None
     refuse_impossible(spec, strategy, asked.codec, placement, validated=validated)
+    refuse_not_finite(network)
     refuse_optimizer(network, spec, strategy, placement)
     setup = Setup(spec=spec, strategy=strategy, placement=placement, exchange=carrier, codec=asked.codec)
     refuse_searches(factory, setup)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from thinwire import events
 from thinwire.checkpoint import CheckpointStore, Manifest, Part, decode
@@ -249,24 +249,34 @@ class Run:
         Raises:
             DivergedError: They are not finite.
         """
-        module = self._module(outcome.results)
-        for name, parameter in module.named_parameters():
-            if parameter.requires_grad and not is_finite(parameter.detach()):
-                raise DivergedError(f"parameter {name!r} of the trained model is not finite{outcome.last_good()}")
+        module = self._untrained()
+        # An infinity may be meant, in a mask that is a buffer, say; NaN is not.
+        meant = {name for name, value in _floating(module) if not is_finite(value) and not value.isnan().any()}
+        self._load(module, outcome.results)
+        for name, value in _floating(module):
+            if name not in meant and not is_finite(value):
+                raise DivergedError(f"{name!r} of the trained model is not finite{outcome.last_good()}")
         return module.eval()
 
     def _module(self, results: dict[int, dict[int, bytes]]) -> nn.Module:
         """The module with parameters that workers have sent."""
+        module = self._untrained()
+        self._load(module, results)
+        return module
+
+    def _untrained(self) -> nn.Module:
         given = self._job.model
         with kept_generators():
-            module = copy.deepcopy(given) if isinstance(given, nn.Module) else build_module(given, self._job.spec.seed)
+            made = copy.deepcopy(given) if isinstance(given, nn.Module) else build_module(given, self._job.spec.seed)
+        return made.cpu()
+
+    def _load(self, module: nn.Module, results: dict[int, dict[int, bytes]]) -> None:
         chunks: Any = [decode(data) for part in results.values() for data in part.values()]
         if self._job.placement.size == 1:
             whole = {name: value for chunk in chunks for name, value in chunk.items()}
         else:
             whole = module.state_dict() | assembled(chunks)
-        load_over_base(module.cpu(), whole)
-        return module
+        load_over_base(module, whole)
 
     def summary(self, outcome: Outcome, seconds: float) -> dict[str, Any]:
         metrics = outcome.metrics
@@ -322,6 +332,13 @@ class Run:
         if outcome.checkpoint is None:
             return f"interrupted; no checkpoint had been written{unsaved}"
         return f"interrupted after {outcome.steps} steps; go on with resume={out!r} (or --resume {out}){unsaved}"
+
+
+def _floating(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers that can be other than finite."""
+    for name, value in module.state_dict().items():
+        if isinstance(value, Tensor) and value.is_floating_point() and not value.is_meta:
+            yield name, value
 
 
 @contextlib.contextmanager

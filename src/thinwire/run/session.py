@@ -277,12 +277,15 @@ def _wire(cluster: Site, carrier: str) -> tuple[Hub, Wire]:
 
 
 def _why_not(store: CheckpointStore, manifest: Manifest) -> str:
-    """Why a whole checkpoint is nothing to go on from; empty where it is. Those that say so were checked as they were
-    written; earlier versions wrote any.
+    """Why a whole checkpoint is nothing to go on from; empty where it is.
+
+    Checkpoints of earlier versions may hold anything, so all their parts are read. Of later ones the joint part is
+    read: the mark that says that they were checked as they were written may be forged. A worker checks its own part
+    when it takes it up.
     """
-    if manifest.meta.get("finite") is True:
-        return ""
-    trees = (store.read_part(manifest, part.name) for part in manifest.parts)
+    marked = manifest.meta.get("finite") is True
+    names = [part.name for part in manifest.parts if not marked or part.name == "joint"]
+    trees = (store.read_part(manifest, name) for name in names)
     try:
         return next(filter(None, (why_not_finite(tree) for tree in trees if isinstance(tree, dict))), "")
     except (CheckpointError, LookupError, TypeError, AttributeError) as error:

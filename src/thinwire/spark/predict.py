@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import reprlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +27,8 @@ from thinwire.data.columns import (
     stored_array,
 )
 from thinwire.data.loader import refuse_unfilled
-from thinwire.errors import DataError
+from thinwire.errors import CheckpointError, DataError
+from thinwire.models import ZooModel
 from thinwire.models.program import ROWS
 from thinwire.replicas.calls import Given, called, scores
 from thinwire.replicas.frozen import load_over_base, refuse_other_base
@@ -72,10 +74,13 @@ class Predictor:
 
             while len(_modules) >= MOST_MODULES:
                 _modules.pop(next(iter(_modules)))
+            weights = load(self.weights)
+            if isinstance(self.skeleton, ZooModel):
+                refuse_other_settings(self.skeleton, weights)
             module = self.skeleton()
             # otherwise copied, so that tied parameters stay tied
             empty = any(value.is_meta for value in module.state_dict().values())
-            load_over_base(module, load(self.weights), assign=empty)
+            load_over_base(module, weights, assign=empty)
             if self.base is not None:
                 refuse_other_base(module, self.base, "the network of this model")
             _modules[self.digest] = module.to(_device()).eval()
@@ -181,6 +186,24 @@ class Shipped:
             self._opened = cloudpickle.loads(self._payload)  # trusted: from the driver, through Spark
         assert self._opened is not None
         return self._opened(columns)
+
+
+def refuse_other_settings(network: ZooModel, weights: Mapping[str, torch.Tensor]) -> None:
+    """Refuses settings that stand beside weights of another network, before memory is taken for what they ask for.
+
+    Raises:
+        CheckpointError: They were stored for other weights.
+    """
+    with torch.device("meta"):
+        asked = {name: tuple(value.shape) for name, value in network().state_dict().items()}
+    there = {name: tuple(value.shape) for name, value in weights.items()}
+    for name in sorted(asked.keys() | there.keys()):
+        if asked.get(name) != there.get(name):
+            raise CheckpointError(
+                f"the settings of {network.name} do not fit the stored weights: for {reprlib.repr(name)} they ask "
+                f"for the shape {asked.get(name)}, and the weights have {there.get(name)}. Copy the folder again from "
+                "where it came, or give the network: model=make_net"
+            )
 
 
 def _one_row(name: str, value: Any) -> Any:

@@ -87,7 +87,7 @@ class NonFinite:
             self._drop(flaw)
         self.score += PER_DROP
         self._row += 1
-        self.restore_buffers()
+        self.restore_buffers(step=self._meter.steps + 1)
         bad = not replica.is_finite
         (anew,) = replica.agree(bad or self._row % ANEW_AFTER == 0 or self._anew)
         if anew:
@@ -176,12 +176,12 @@ class NonFinite:
             if not buffers.count_not_finite(vector):
                 self._buffers = vector, buffers.counts()
 
-    def restore_buffers(self) -> None:
-        """Takes out of buffers what the step just computed has left there: running statistics above all."""
+    def restore_buffers(self, step: int | None = None) -> None:
+        """Takes out of buffers what a step has left there, running statistics above all; the last step by default."""
         buffers = self._replica.buffers
         values = buffers.count_not_finite() if buffers.size else 0
         if values and self._buffers is not None:
-            self.tell("buffers", values, step=self._meter.steps)
+            self.tell("buffers", values, step=self._meter.steps if step is None else step)
             buffers.load(*self._buffers)
 
     # -- what is handed on ------------------------------------------------------------------------------------------
@@ -195,6 +195,10 @@ class NonFinite:
         self.restore_buffers()
         if not self._replica.is_finite:
             self.start_anew(str(owed or f"the parameters were not finite any more after step {self._meter.steps}"))
+        self.forget_state()
+
+    def forget_state(self) -> None:
+        """Resets what of the optimizer's state is not finite."""
         if values := forget_not_finite(self._replica.optimizer):
             self.tell("optimizer state", values, step=self._meter.steps)
 

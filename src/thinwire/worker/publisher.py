@@ -15,6 +15,7 @@ from torch import Tensor
 
 from thinwire.exchange.signals import Landed, Missed, Published
 from thinwire.protocol.identifiers import checkpoint_name
+from thinwire.replicas.torch import SHARED
 from thinwire.worker.announcements import Announcements
 from thinwire.worker.checkpoint_writer import CheckpointWriter
 from thinwire.worker.evaluator import Evaluator
@@ -230,7 +231,8 @@ class Publisher:
                 "schedule": own["schedule"],
             }
             if local.strategy.replicated:
-                joint["replica"] = local.replica.shared()
+                mine: Any = own["replica"]  # of the same step, whatever has been computed since
+                joint["replica"] = {part: mine[part] for part in SHARED}
             trees["joint" if not self._part else f"joint-{self._part}"] = joint
         self.writer.write(name, trees, last=last)
 

@@ -6,6 +6,8 @@ from typing import Any, final
 
 from torch import Tensor
 
+from thinwire.checkpoint.finite import why_not_finite
+from thinwire.errors import CheckpointError
 from thinwire.exchange.ports import StatePort
 from thinwire.worker.generation import Generation
 from thinwire.worker.local_model import LocalModel, Origin
@@ -47,7 +49,20 @@ class WorkerCheckpoint:
         }
 
     def load(self, publisher: Publisher, joint: dict[str, Any], own: dict[str, Any] | None) -> None:
-        """Goes on from a checkpoint; without a part of its own a worker starts from the joint model."""
+        """Goes on from a checkpoint; without a part of its own a worker starts from the joint model.
+
+        Raises:
+            CheckpointError: The checkpoint holds numbers that are not finite.
+        """
+        for tree in (joint, own or {}):
+            if why := why_not_finite(tree):
+                raise _not_finite(why)
+        self._load(publisher, joint, own)
+        buffers = self._local.replica.buffers
+        if values := buffers.count_not_finite() if buffers.size else 0:
+            raise _not_finite(f"{values} values of its buffers are not finite")
+
+    def _load(self, publisher: Publisher, joint: dict[str, Any], own: dict[str, Any] | None) -> None:
         local = self._local
         local.joint.load(joint["joint"])
         self._rounds.landed = self._rounds.adopted = local.joint.landed
@@ -80,3 +95,11 @@ class WorkerCheckpoint:
                 replica.buffers.load(joint["buffers"], joint["counts"])
                 replica.load_schedule(joint["schedule"])
         publisher.load(joint["publisher"])
+
+
+def _not_finite(why: str) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint to go on from holds numbers that are not finite: {why}. thinwire never writes such a "
+        "checkpoint: it was changed or damaged. Remove its folder from checkpoints/, so that the run goes on from "
+        "the one before it"
+    )

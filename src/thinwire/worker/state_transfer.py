@@ -24,6 +24,7 @@ class StateTransfer:
 
     Args:
         replaces_joint: whether the replica is the joint model, or is about to become it.
+        restore_buffers: makes the replica's buffers finite again.
     """
 
     def __init__(
@@ -35,9 +36,11 @@ class StateTransfer:
         exchange: StatePort,
         reports: Reports,
         replaces_joint: Callable[[], bool],
+        restore_buffers: Callable[[], None],
     ) -> None:
         self._local, self._generation, self._publisher = local, generation, publisher
         self._exchange, self._reports, self._replaces_joint = exchange, reports, replaces_joint
+        self._restore_buffers = restore_buffers
         self.asked: dict[int, int] = {}
         """By peer, the generation in which it asked."""
 
@@ -109,6 +112,7 @@ class StateTransfer:
         local, publisher, replica = self._local, self._publisher, self._local.replica
         if self._generation.alone and not publisher.concluded:
             local.become_joint(replica.vector.detach().cpu())
+        self._restore_buffers()
         tree: Tree = {
             "joint": local.joint.tree(),
             "buffers": replica.buffers.vector(),

@@ -175,6 +175,7 @@ class Worker:
             exchange=exchange,
             reports=reports,
             replaces_joint=lambda: self._rendezvous.replaces_joint,
+            restore_buffers=self._nonfinite.restore_buffers,
         )
         self._conclusion = Conclusion(
             plan,
@@ -357,6 +358,7 @@ class Worker:
     def resume(self, joint: dict[str, Any], own: dict[str, Any] | None) -> None:
         """Goes on from a checkpoint: its joint part, and this worker's own where it has one; before `run`."""
         self._checkpoint.load(self.publisher, joint, own)
+        self._nonfinite.forget_state()
 
     def _prepare_save(self) -> dict[str, Any]:
         self._comparison.leave()  # what the replica learnt alone is no part of a checkpoint
