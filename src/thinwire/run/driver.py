@@ -249,10 +249,10 @@ class Run:
         Raises:
             DivergedError: They are not finite.
         """
-        module = self._untrained()
+        module = _untrained(self._job)
         # An infinity may be meant, in a mask that is a buffer, say; NaN is not.
         meant = {name for name, value in _floating(module) if not is_finite(value) and not value.isnan().any()}
-        self._load(module, outcome.results)
+        _load(self._job, module, outcome.results)
         for name, value in _floating(module):
             if name not in meant and not is_finite(value):
                 raise DivergedError(f"{name!r} of the trained model is not finite{outcome.last_good()}")
@@ -260,23 +260,9 @@ class Run:
 
     def _module(self, results: dict[int, dict[int, bytes]]) -> nn.Module:
         """The module with parameters that workers have sent."""
-        module = self._untrained()
-        self._load(module, results)
+        module = _untrained(self._job)
+        _load(self._job, module, results)
         return module
-
-    def _untrained(self) -> nn.Module:
-        given = self._job.model
-        with kept_generators():
-            made = copy.deepcopy(given) if isinstance(given, nn.Module) else build_module(given, self._job.spec.seed)
-        return made.cpu()
-
-    def _load(self, module: nn.Module, results: dict[int, dict[int, bytes]]) -> None:
-        chunks: Any = [decode(data) for part in results.values() for data in part.values()]
-        if self._job.placement.size == 1:
-            whole = {name: value for chunk in chunks for name, value in chunk.items()}
-        else:
-            whole = module.state_dict() | assembled(chunks)
-        load_over_base(module, whole)
 
     def summary(self, outcome: Outcome, seconds: float) -> dict[str, Any]:
         metrics = outcome.metrics
@@ -332,6 +318,22 @@ class Run:
         if outcome.checkpoint is None:
             return f"interrupted; no checkpoint had been written{unsaved}"
         return f"interrupted after {outcome.steps} steps; go on with resume={out!r} (or --resume {out}){unsaved}"
+
+
+def _untrained(job: Job) -> nn.Module:
+    with kept_generators():
+        made = copy.deepcopy(job.model) if isinstance(job.model, nn.Module) else build_module(job.model, job.spec.seed)
+    return made.cpu()
+
+
+def _load(job: Job, module: nn.Module, results: dict[int, dict[int, bytes]]) -> None:
+    """Gives a module what workers have sent."""
+    chunks: Any = [decode(data) for part in results.values() for data in part.values()]
+    if job.placement.size == 1:
+        whole = {name: value for chunk in chunks for name, value in chunk.items()}
+    else:
+        whole = module.state_dict() | assembled(chunks)
+    load_over_base(module, whole)
 
 
 def _floating(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
