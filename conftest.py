@@ -1,4 +1,4 @@
-"""How tests are dealt out to lanes, which of them start processes, and what is said of a failure when it happens."""
+"""Distributes tests over parallel workers, marks tests that start processes, and reports failures immediately."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from typing import Any
 
 import pytest
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # lanes share the processors: more threads would wait for each other
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # and where a test asks for more, they wait asleep
+# pytest's workers share the processors: more threads would wait for each other
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of a test that asks for more wait asleep
 
 ROOT = Path(__file__).parent
 DURATIONS = ROOT / ".ci" / "durations.json"
-"""What each file cost when that was last measured; see .ci/durations.py."""
+"""Measured cost of each file; see .ci/durations.py."""
 UNKNOWN_S = 10.0
-"""What a file is taken to cost that is not among them."""
+"""Assumed cost of a file without a measurement."""
 WITH_PROCESSES = ("tests/spark/", "tests/e2e/", "tests/security/", "tests/dashboard/", "lab/tests/")
-"""Folders whose tests all count as starting processes; elsewhere a test says so by a marker of its own."""
+"""Folders whose tests all count as starting processes; other tests need the marker."""
 BY_FIXTURE = {"small_disk", "tiny_disk", "spark", "chromium"}
-"""Fixtures that start some, if only to mount a disk."""
+"""Fixtures that start processes, if only to mount a disk."""
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"}
 
 
 def scope_of(nodeid: str) -> str:
-    """What goes to one lane together: a file, or all that share the Spark cluster."""
+    """The group of tests that run on one worker: a file, or all files that share the Spark cluster."""
     file = nodeid.split("::")[0]
     return "spark" if file.startswith("tests/spark/") else file
 
@@ -49,15 +50,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return scope_of(nodeid)
 
-    config.option.loadscopereorder = False  # the order is that of collection, see below
+    config.option.loadscopereorder = False  # keeps the order of collection, see below
     return Lanes(config, log)
 
 
-@pytest.hookimpl(trylast=True)  # after the order within files was drawn
+@pytest.hookimpl(trylast=True)  # runs after the order within files is drawn
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks what starts processes; in a lane the dearest files come first, so that no lane ends on one alone.
+    """Marks tests that start processes; expensive files come first, so that no worker ends with one of them alone.
 
-    The Spark cluster's tests are one scope and take a lane for as long as anything: they begin at once.
+    The Spark cluster's tests are one scope, which takes about as long as all others: it begins first.
     """
     for item in items:
         if item.nodeid.startswith(WITH_PROCESSES) or BY_FIXTURE & set(getattr(item, "fixturenames", ())):
@@ -71,7 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class Processes:
-    """Fails a test that starts a process and does not say so: `make quick` counts on the marker."""
+    """Fails a test that starts a process without the marker, on which `make quick` relies."""
 
     def __init__(self) -> None:
         self.started: list[str] = []
@@ -95,7 +96,7 @@ class Processes:
 
 
 class Told:
-    """Says why a test failed when it fails, beside the long report at the end."""
+    """Reports why a test failed as soon as it fails, in addition to the long report at the end."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -111,5 +112,6 @@ class Told:
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Told(config))
     config.pluginmanager.register(Processes())
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: programs would inherit it
+    # a shell's background job ignores SIGINT, and programs would inherit that
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

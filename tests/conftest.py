@@ -1,4 +1,4 @@
-"""A small disk and a browser, for tests that need one."""
+"""A small disk and a browser, for tests that need them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """Mounts a disk of so many bytes; tests that need it skip where that is not allowed."""
+    """Mounts a disk of the given size; tests that need it are skipped where mounting is not allowed."""
     if os.geteuid() != 0:
         pytest.skip("mounting a tmpfs needs root")
     folder = tmp_path / "disk"
@@ -35,7 +35,7 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
-    """A real Chromium without a window; tests that need it skip where there is none."""
+    """A real Chromium without a window; tests that need it are skipped where Chromium is missing."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: see the extra dev")
     path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if path is None:
@@ -50,9 +50,9 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def page(chromium: Any) -> Iterator[Any]:
-    """A tab of its own, which fails the test where the page says that something went wrong."""
+    """A tab of its own; the test fails if the page reports an error."""
     context = chromium.new_context(viewport={"width": 1280, "height": 1000})
-    context.set_default_timeout(600_000)  # what a page is waited for comes, however slow the machine is
+    context.set_default_timeout(600_000)  # long enough for slow machines
     tab = context.new_page()
     wrong: list[str] = []
     tab.on("pageerror", lambda error: wrong.append(str(error)))
@@ -63,7 +63,7 @@ def page(chromium: Any) -> Iterator[Any]:
 
 
 def until(page: Any, expression: str, timeout_s: float = 600.0) -> None:
-    """Waits for what a page's own policy would not let Playwright wait for: it forbids `eval`."""
+    """Waits for an expression that Playwright cannot wait for, because the page's policy forbids `eval`."""
     deadline = time.monotonic() + timeout_s
     while not page.evaluate(expression):
         assert time.monotonic() < deadline, f"the page never came to: {expression}"

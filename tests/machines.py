@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from thinwire.coordinator import checkpoints, ending, generation, member
 from thinwire.protocol.transitions import Transitions
+from thinwire.worker import life, publication
 
 PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "machines.md"
 HEAD = """# State machines
@@ -59,6 +60,22 @@ MACHINES = (
         "CheckpointCommits",
         "One for each checkpoint, from the first part that a worker reports.",
         checkpoints.TRANSITIONS,
+    ),
+    Machine(
+        "A worker's life",
+        "worker/life.py",
+        "Life",
+        "One at each worker. The joint state may have to be fetched again in any of these states, and what the "
+        "coordinator says may be heard in any of them: both are noted beside the machine.",
+        life.TRANSITIONS,
+    ),
+    Machine(
+        "A publication",
+        "worker/publication.py",
+        "Publication",
+        "One at each worker for each joint model that is published. The verdict is noted beside it: a worker may hear "
+        "the verdict on a publication that it never had.",
+        publication.TRANSITIONS,
     ),
 )
 

@@ -21,8 +21,7 @@ from thinwire.replicas import TorchReplica
 from thinwire.rules.compression import Codec
 from thinwire.strategies import STRATEGIES, name_of
 from thinwire.transport import reliable as sure
-from thinwire.worker import nonfinite, worker
-from thinwire.worker import publisher as publishing
+from thinwire.worker import conclusion, nonfinite, worker
 from thinwire_lab.schedules import Schedule, play
 from thinwire_lab.schedules.draw import JOINT_FROM, MENU, NAN_FROM
 from thinwire_lab.schedules.many import play_all
@@ -50,7 +49,7 @@ def test_what_is_not_finite_is_in_no_model_that_landed_and_in_no_checkpoint() ->
 
 
 def test_one_joint_optimizer_is_the_same_bits_on_all_that_hold_it() -> None:
-    tally = play_all(range(JOINT_FROM, JOINT_FROM + SLICE), jobs=1)
+    tally = play_all(range(JOINT_FROM, JOINT_FROM + SLICE // 2), jobs=1)
     assert not tally.failed, [(verdict.replay, verdict.what[:300]) for verdict in tally.failed]
 
 
@@ -209,22 +208,22 @@ def a_successor_skips_rows(patch: Any) -> None:
 def a_successor_speaks_too_soon(patch: Any) -> None:
     """A replacement that waits to be taken in tells of its own rows, none, and begins there."""
 
-    def hasty(self: Any, now: float) -> None:
-        self._reported = now
-        self.exchange.progress(self.meter.report() | {"note": self._account(), "first_loss": self.pace.first_loss})
+    def hasty(self: Any) -> dict[str, Any]:
+        note = {"rows": self.meter.rows_done}
+        return self.meter.report() | {"note": note, "first_loss": self.trigger.first_loss}
 
-    patch.setattr(worker.Worker, "_report", hasty)
+    patch.setattr(worker.Worker, "_progress", hasty)
 
 
 def the_end_is_not_waited_for(patch: Any) -> None:
     """A worker ends on what it has when it hears that all are done, though rounds are still on their way to it."""
-    patch.setattr(worker.Worker, "_concludes", lambda self: self.concludes)
+    patch.setattr(worker, "concludes", lambda life, *others, **settings: life.num_rounds is not None)
 
 
 def who_comes_too_late_is_taken_in(patch: Any) -> None:
     """A successor that comes when the others have the final model, and are on their way out, is waited for."""
     patch.setattr(ending.Ending, "closed", False)
-    patch.setattr(ending.Ending, "in_vain", lambda self: set())
+    patch.setattr(ending.Ending, "not_awaited", lambda self: set())
 
 
 def checkpoints_are_committed_early(patch: Any) -> None:
@@ -248,7 +247,7 @@ def numbers_are_not_looked_at(patch: Any) -> None:
     patch.setattr(nonfinite.NonFinite, "takes", lambda self, loss: True)
     patch.setattr(TorchReplica, "is_finite", True)
     patch.setattr(Codec, "is_finite", lambda self, packed, count: True)
-    for module in (nonfinite, joint, exchange_round, publishing):
+    for module in (nonfinite, joint, exchange_round, conclusion):
         patch.setattr(module, "is_finite", lambda values: True)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from thinwire.errors import ConfigError, TimedOutError
 from thinwire.units import rate_bits
-from thinwire_lab.bench.crew import Crew
+from thinwire_lab.bench.processes import Processes
 from thinwire_lab.testbed import Testbed, remove_leftovers
 
 why_not = Testbed.why_not()
@@ -141,7 +141,7 @@ def test_a_command_past_its_time_is_ended_and_named():
 
 @pytest.mark.parametrize("rate", ["0gbit", "fast", "1gb", ""])
 def test_a_rate_that_is_none_is_refused(rate):
-    with pytest.raises(ConfigError, match="write a number above 0 and one of kbit, mbit, gbit"):
+    with pytest.raises(ConfigError, match="write a number above 0 and a unit, one of kbit, mbit, gbit"):
         Testbed(2, rate)
 
 
@@ -184,7 +184,7 @@ def test_codecs_put_fewer_bytes_on_the_cable_as_its_interface_counts_them():
         for codec in ("float32", "int8", "int4", "sign2", "sign1"):
             before = bed.sent_bytes(0)
             options = {"size": 4_000_000, "codec": codec, "blocks": 1, "block": 3, "gloo": False, "interface": "eth0"}
-            Crew(bed).run("exchange_seconds", options)
+            Processes(bed).run("exchange_seconds", options)
             crossed[codec] = bed.sent_bytes(0) - before
     assert crossed["float32"] >= 4 * 4 * 4_000_000
     assert crossed["float32"] / crossed["int8"] >= 3.5

@@ -1,4 +1,4 @@
-"""Every error thinwire raises, with the exit code its command ends in.
+"""Every error that thinwire raises, with the exit code of a command that it ends.
 
 ::
 
@@ -10,10 +10,10 @@
     ├── TimedOutError          6   a wait passed its deadline (also a TimeoutError)
     ├── DivergedError          7   the loss is not a finite number any more
     ├── CheckpointError        8   a checkpoint is missing, damaged or of another run
-    ├── ProtocolError          9   a peer sent what it must not
-    └── Interrupted          130   Ctrl-C; a checkpoint was left
+    ├── ProtocolError          9   a peer sent a message that the protocol does not allow
+    └── Interrupted          130   the user pressed Ctrl-C; the run left a checkpoint
 
-Messages have three parts: what was wrong with the value shown, what is allowed, what to do. All of them pickle.
+Messages have three parts: what was wrong with the value shown, what is allowed, what to do. All errors can be pickled.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Iterable
 
 
 class ThinwireError(Exception):
-    """Root of the tree."""
+    """Base class of all errors of thinwire."""
 
     exit_code = 1
 
@@ -71,19 +71,19 @@ class CheckpointError(ThinwireError):
 
 
 class ProtocolError(ThinwireError):
-    """A peer sent what it must not."""
+    """A peer sent a message that the protocol does not allow."""
 
     exit_code = 9
 
 
 class Interrupted(ThinwireError):  # noqa: N818 - the name users see says what happened
-    """Ctrl-C; a checkpoint was left."""
+    """The user pressed Ctrl-C; the run left a checkpoint."""
 
     exit_code = 130
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """A sentence naming the allowed words, led by the one closest to `word`.
+    """The allowed words as a sentence, after the word that is closest to `word`.
 
     >>> nearest("spraknet", ["mpca", "sparknet"])
     "Did you mean 'sparknet'? Allowed: mpca, sparknet."

@@ -1,4 +1,4 @@
-"""Everything that happens in a run, as frozen dataclasses; one line of JSON each in `events.jsonl`."""
+"""Everything that happens in a run, as frozen dataclasses; each event is a line of JSON in `events.jsonl`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Base of all events; `time` is seconds since 1970 on the driver's clock."""
+    """Base of all events; `time` is in seconds since 1970, on the driver's clock."""
 
     kind: ClassVar[str] = "event"
     time: float = field(default_factory=time.time)
 
     def to_json(self) -> str:
-        """One line: the kind, the time, then the event's own fields."""
+        """The event as one line: its kind, its time, then its own fields."""
         return json.dumps({"kind": self.kind, **dataclasses.asdict(self)}, default=str)
 
 
 def made(kind: type[Event], fields: dict[str, Any]) -> Event | None:
-    """An event of a kind from plain fields; None where they are not those of its kind."""
+    """An event of a kind from plain fields; None where the fields are not those of that kind."""
     try:
         return kind(**fields)
     except TypeError:
@@ -36,14 +36,14 @@ class RunStarted(Event):
     knobs: dict[str, Any]
     workers: int
     rows: int | None
-    """None where only workers will know."""
+    """None where only the workers can count the rows."""
     validation_rows: int | None
     seed: int
     resumed_from: str | None = None
     passed_over: dict[str, str] = field(default_factory=dict)
-    """Why newer checkpoints could not be used, by name."""
+    """Newer checkpoints that could not be used: reasons by name."""
     run: str = ""
-    """What log records name the run by."""
+    """The run's name in log records."""
     version: str = ""
 
 
@@ -56,7 +56,7 @@ class WorkerJoined(Event):
     pid: int
     rows: int
     again: bool = False
-    """Whether it takes the place of one that was lost."""
+    """Whether the worker replaces one that was lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class GenerationFormed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class RoundStalled(Event):
-    """No round landed for so long while a worker waits for some: the same members launch them again."""
+    """No round has landed for `seconds` while a worker waits for rounds: the same members launch them again."""
 
     kind: ClassVar[str] = "round_stalled"
     worker: int
@@ -93,38 +93,38 @@ class RoundStalled(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class SlotAwaited(Event):
-    """No job can visit the workers of a machine, whose task slots are all taken; only with `exchange="spark"`."""
+    """All task slots of a machine are taken, so no job can visit its workers; only with `exchange="spark"`."""
 
     kind: ClassVar[str] = "slot_awaited"
     executors: tuple[str, ...]
-    """The machine's, by Spark's names."""
+    """The machine's executors, by Spark's names."""
     host: str
     slots: int
     workers: tuple[int, ...]
-    """Those that run there."""
+    """Workers that run there."""
     others: int
-    """Tasks of other jobs that run there."""
+    """Number of tasks of other jobs that run there."""
     seconds: float
-    """Since the workers could be visited last."""
+    """Seconds since a job last visited these workers."""
     moved: int | None = None
-    """The worker that was ended there, so that Spark starts it again on a machine with room."""
+    """The worker that was stopped there, so that Spark starts it again on a machine with a free slot."""
 
     @property
     def text(self) -> str:
-        """In one line for people."""
+        """The event in one line for people."""
         name = f"executor{'s' * (len(self.executors) != 1)} {', '.join(self.executors)} on {self.host}"
         taken = f"workers {list(self.workers)}"
         if self.others:
             taken += f" and {self.others} tasks of other jobs" if self.others > 1 else " and 1 task of another job"
-        found = f"no slot is free on {name} for jobs that visit its workers: {taken} take its {self.slots} slots"
+        found = f"no slot is free on {name} for the jobs that visit its workers: {taken} take its {self.slots} slots"
         if self.moved is not None:
-            return f"{found}; worker {self.moved} is started again on a machine with room"
-        return f"{found}, and nobody there was heard for {self.seconds:.0f} s"
+            return f"{found}; worker {self.moved} is started again on a machine with a free slot"
+        return f"{found}, and none of them has been visited for {self.seconds:.0f} s"
 
 
 @dataclass(frozen=True, kw_only=True)
 class HandedOver(Event):
-    """A worker gave the joint state to a peer; `digest` is of the joint model after `landed` rounds."""
+    """A worker gave the joint state to a peer; `digest` is the hash of the joint model after `landed` rounds."""
 
     kind: ClassVar[str] = "handed_over"
     worker: int
@@ -135,7 +135,7 @@ class HandedOver(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Rejoined(Event):
-    """A worker took the joint state over from a peer; `digest` is of the model it starts from."""
+    """A worker took the joint state over from a peer; `digest` is the hash of the model it starts from."""
 
     kind: ClassVar[str] = "rejoined"
     worker: int
@@ -147,21 +147,21 @@ class Rejoined(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class NonFinite(Event):
-    """Values of a worker that are NaN or infinite were left out of its replica, of a mean, or of what is saved."""
+    """NaN or infinite values of a worker were left out of its replica, of a mean, or of what is saved."""
 
     kind: ClassVar[str] = "non_finite"
     worker: int
     what: str
-    """"loss" or "gradient" of a step that was not taken; "contribution" or "mean" that was not counted; "parameters",
-    "buffers" or "optimizer state" that the worker began anew."""
+    """"loss" or "gradient" of a step that was skipped; "contribution" or "mean" that was not counted; "parameters",
+    "buffers" or "optimizer state" that the worker reset."""
     values: int
-    """How many, the last time."""
+    """Number of such values, at the last occurrence."""
     times: int = 1
-    """How often since the worker's last such event."""
+    """Occurrences since the worker's last such event."""
     step: int | None = None
     round: str | None = None
     by: int | None = None
-    """The worker that found it, where it was another one."""
+    """The worker that found the values, where another worker did."""
     host: str = ""
 
 
@@ -176,20 +176,20 @@ class Progressed(Event):
     loss: float | None
     busy: float
     gap_s: float
-    """Longest pause between two steps since the worker's last such event."""
+    """Longest pause between two steps since the worker's last event of this kind."""
     landed: int
     bytes_sent: int
     bytes_received: int = 0
     stepped_s: float = 0.0
-    """Seconds spent stepping, by this attempt; so are the next three."""
+    """Seconds that this attempt has spent stepping."""
     waited_s: float = 0.0
-    """Inside steps, for a round that stops the workers."""
+    """Seconds that this attempt has waited inside steps, for a round that stops the workers."""
     exchanged_s: float = 0.0
-    """In which a round was under way."""
+    """Seconds of this attempt during which a round was under way."""
     evaluated_s: float = 0.0
-    """Between steps, evaluating."""
+    """Seconds that this attempt has spent evaluating, between steps."""
     gradient_norm: float | None = None
-    """Mean length of the gradients of one step in ten since the worker's last such event."""
+    """Mean norm of the gradients of every tenth step since the worker's last event of this kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +201,7 @@ class EpochEnded(Event):
     rows: int
     loss: float | None
     gradient_norm: float | None = None
-    """Mean length of the gradients of one step in ten of the epoch, the first among them."""
+    """Mean norm of the gradients of every tenth step of the epoch, from the first step on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,9 +216,9 @@ class RoundLanded(Event):
     contributors: tuple[int, ...]
     fragment: int = 0
     late: int | None = None
-    """Steps that the worker made between snapshot and landing."""
+    """Steps that the worker took between snapshot and landing."""
     period: int | None = None
-    """Steps between this snapshot of the fragment and the one before."""
+    """Steps between this snapshot of the fragment and the previous one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,12 +230,12 @@ class SettingChanged(Event):
     bytes_per_s: float | None
     step_s: float | None
     why: str = ""
-    """In one line for people."""
+    """The reason in one line for people."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tried(Event):
-    """The joint model compared with replicas: mean validation losses over all of them, the best, and one alone."""
+    """The joint model compared with replicas, by validation loss: the mean of all replicas, the best, and one alone."""
 
     kind: ClassVar[str] = "tried"
     steps: int
@@ -243,12 +243,12 @@ class Tried(Event):
     replicas: float
     best: float
     joint_there: float
-    """The joint model's on the rows that the best replica was looked at with."""
+    """Loss of the joint model on the rows on which the best replica was evaluated."""
     alone: float | None
     joint_beside: float | None
-    """On the rows of the one alone."""
+    """Loss of the joint model on the rows of the replica that trains alone."""
     hurts: str
-    """What is worse; empty where nothing is."""
+    """What is worse, in words; empty where nothing is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,7 +262,7 @@ class Evaluated(Event):
     validation_rows: int
     best: bool
     left_out: int = 0
-    """Validation rows of workers that had left, were lost, or came after the model was made: they are in no metric."""
+    """Validation rows in no metric: of workers that had left, were lost, or joined after the model was made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,7 +275,7 @@ class CheckpointSaved(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFailed(Event):
-    """A checkpoint could not be written, by a worker or (None) by the driver; the run goes on without it."""
+    """A checkpoint could not be written by a worker, or by the driver where `worker` is None; the run goes on."""
 
     kind: ClassVar[str] = "checkpoint_failed"
     name: str

@@ -1,11 +1,11 @@
-"""Log records that say which run, worker and generation they belong to.
+"""Log records that carry the run, worker and generation they belong to.
 
-thinwire logs to `thinwire.*` and adds no handler of its own, unless the environment asks for one::
+thinwire logs to `thinwire.*` and adds no handler of its own, unless these environment variables ask for one::
 
     THINWIRE_LOG=json           one JSON object a line on standard error; "text" for a line to read
-    THINWIRE_LOG_LEVEL=DEBUG    INFO unless said
+    THINWIRE_LOG_LEVEL=DEBUG    INFO by default
 
-The driver's setting travels to its workers. Who has handlers already adds `ContextFilter` to them.
+The driver passes its setting on to its workers. Programs with handlers of their own add `ContextFilter` to them.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from typing import Any, NamedTuple, TextIO
 from thinwire.errors import ConfigError, nearest
 
 FIELDS = ("run", "worker", "attempt", "generation")
-"""What a record carries beside its message; None where it is not known, as a worker's number on the driver is."""
+"""Fields of a record beside its message; None where a value is not known, such as the worker's number on the driver."""
 FORMS = ("json", "text")
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 _here: ContextVar[dict[str, Any] | None] = ContextVar("thinwire_log", default=None)
 _process: dict[str, Any] = {}
-"""For threads that nobody told, in a process that is one worker's own."""
+"""Context of threads that have not called `enter`, in a process that runs one worker only."""
 outside: TextIO | None = None
-"""Where a worker process writes instead of its standard error, which is kept for its last words."""
+"""Stream that a worker process logs to; its standard error is kept for the message of a crash."""
 
 
 class Wanted(NamedTuple):
-    """What the environment asks for."""
+    """Log settings from the environment."""
 
     form: str
     level: str
 
 
 def wanted(environment: Mapping[str, str] = os.environ) -> Wanted | None:
-    """The log that the environment asks for; None where it asks for none.
+    """Reads the log settings from the environment; None where no log is asked for.
 
     Raises:
-        ConfigError: One of the variables has a value that is not known.
+        ConfigError: A variable has a value that is not known.
     """
     form, level = environment.get("THINWIRE_LOG", ""), environment.get("THINWIRE_LOG_LEVEL", "INFO").upper()
     for name, value, known in (("THINWIRE_LOG", form, ("", *FORMS)), ("THINWIRE_LOG_LEVEL", level, LEVELS)):
@@ -58,9 +58,9 @@ def wanted(environment: Mapping[str, str] = os.environ) -> Wanted | None:
 
 
 def start(asked: Wanted | None, stream: TextIO | None = None) -> None:
-    """Writes thinwire's records to a stream, standard error unless said; a second call replaces the first.
+    """Writes thinwire's records to a stream, by default standard error; a second call replaces the first handler.
 
-    With None it stops that.
+    With None, thinwire's handler is removed.
     """
     logger = logging.getLogger("thinwire")
     for handler in [h for h in logger.handlers if isinstance(h, _OwnHandler)]:
@@ -74,12 +74,12 @@ def start(asked: Wanted | None, stream: TextIO | None = None) -> None:
     handler.setFormatter(JsonFormatter() if asked.form == "json" else TextFormatter())
     logger.addHandler(handler)
     logger.setLevel(asked.level)
-    logger.propagate = False  # or a root handler would say everything twice
+    logger.propagate = False  # a root handler would repeat each record
 
 
 @contextlib.contextmanager
 def of_a_run() -> Iterator[str]:
-    """A run on the driver: logs as the environment asks, under a name of its own."""
+    """A run on the driver: logs as the environment asks, with a random name for the run. Gives back that name."""
     asked = wanted()
     if asked is not None:
         start(asked)
@@ -92,7 +92,7 @@ def of_a_run() -> Iterator[str]:
 
 
 def enter(*, run: str, worker: int | None = None, attempt: int | None = None) -> None:
-    """From here on, what this thread and those in its context log is of this run and worker."""
+    """Sets the run and worker that records of this thread, and of threads with its context, belong to."""
     about = {"run": run, "worker": worker, "attempt": attempt, "generation": None}
     _here.set(about)
     if threading.current_thread() is threading.main_thread():
@@ -102,21 +102,21 @@ def enter(*, run: str, worker: int | None = None, attempt: int | None = None) ->
 
 
 def leave() -> None:
-    """The run is over."""
+    """Ends the run that this thread entered."""
     if _here.get() is _process:
         _process.clear()
     _here.set(None)
 
 
 def note(**fields: Any) -> None:
-    """Adds to what is known here, such as the generation; nothing where nobody has entered a run."""
+    """Adds fields to the context, such as the generation; does nothing outside a run."""
     about = _here.get()
     if about:
         about.update(fields)
 
 
 class ContextFilter(logging.Filter):
-    """Puts run, worker, attempt and generation on every record that passes."""
+    """Adds run, worker, attempt and generation to every record."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         about = _here.get() or _process
@@ -141,7 +141,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """A record as a line to read."""
+    """A record as a line of text."""
 
     def format(self, record: logging.LogRecord) -> str:
         known = [f"{name}={getattr(record, name)}" for name in FIELDS if getattr(record, name, None) is not None]
@@ -150,4 +150,4 @@ class TextFormatter(logging.Formatter):
 
 
 class _OwnHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Known from handlers that others have added."""
+    """A class of its own tells thinwire's handler from handlers that others have added."""

@@ -14,9 +14,9 @@ from torch.nn.parameter import UninitializedParameter
 from thinwire.errors import ConfigError
 
 ALIGN = 16
-"""Elements to which every parameter's offset is rounded up: 64 bytes, what torch's own allocator gives.
+"""Elements to which every parameter's offset is rounded up: 64 bytes, the alignment of torch's own allocator.
 
-Kernels choose their path by alignment, so without this a replica would not equal plain training bit for bit.
+Kernels choose their path by alignment. Without it a replica would not equal plain training bit for bit.
 """
 
 GRAIN = 256
@@ -24,7 +24,7 @@ GRAIN = 256
 
 
 class Fragment(NamedTuple):
-    """A contiguous slice of the flat vector, never tied to layer borders."""
+    """A contiguous slice of the flat vector; its borders are independent of layers."""
 
     start: int
     stop: int
@@ -57,7 +57,7 @@ def fragments(size: int, count: int, *, grain: int = GRAIN) -> tuple[Fragment, .
 class FlatParameters:
     """The trainable parameters of a module, moved into one flat float32 vector that the module now views.
 
-    Build it before the optimizer. Parameters that need no gradient stay where they are and are never exchanged.
+    Build it before the optimizer. Parameters that need no gradient stay where they are and are not exchanged.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -65,7 +65,7 @@ class FlatParameters:
         _check(named)
         self.names = tuple(name for name, _ in named)
         self.narrow = {name: p.dtype for name, p in named if p.dtype != torch.float32}
-        """What parameters were made as that are float32 here, and must be rounded for a forward pass."""
+        """Original types of parameters that are float32 here and are rounded to that type for a forward pass."""
         self.tensors: tuple[nn.Parameter, ...] = tuple(p for _, p in named)
         offsets, end = [], 0
         for parameter in self.tensors:
@@ -75,7 +75,7 @@ class FlatParameters:
         self.move_to(torch.zeros(end, dtype=torch.float32, device=self.tensors[0].device))
 
     def move_to(self, vector: Tensor) -> None:
-        """Makes the parameters views of another vector, with the values they have."""
+        """Makes the parameters views of another vector, and copies their values to it."""
         self.vector = vector
         with torch.no_grad():
             for parameter, view in zip(self.tensors, self.views(vector), strict=True):
@@ -95,7 +95,7 @@ class FlatParameters:
         return dict(zip(self.names, self.views(vector), strict=True))
 
     def gather_gradients(self, out: Tensor) -> None:
-        """Copies every gradient into the flat vector `out`; a missing one counts as zero, padding is left alone."""
+        """Copies every gradient into the flat vector `out`. A missing gradient counts as zero; padding stays."""
         for parameter, view in zip(self.tensors, self.views(out), strict=True):
             if parameter.grad is None:
                 view.zero_()
@@ -103,13 +103,13 @@ class FlatParameters:
                 view.copy_(_dense(parameter.grad))
 
     def absent(self) -> list[int]:
-        """The parameters, by number, that have no gradient."""
+        """Numbers of the parameters that have no gradient."""
         return [number for number, parameter in enumerate(self.tensors) if parameter.grad is None]
 
     def scatter_gradients(self, gradient: Tensor, absent: Collection[int] = ()) -> None:
-        """Makes slices of the flat `gradient` the parameters' gradients; those that are absent, by number, have none.
+        """Makes slices of the flat `gradient` the parameters' gradients; parameters with numbers in `absent` get none.
 
-        An optimizer leaves a parameter without a gradient alone: neither momentum nor weight decay moves it.
+        An optimizer does not change a parameter without a gradient, neither by momentum nor by weight decay.
         """
         for number, (parameter, view) in enumerate(zip(self.tensors, self.views(gradient), strict=True)):
             if number in absent:
@@ -120,13 +120,13 @@ class FlatParameters:
                 parameter.grad.copy_(view)
 
     def add_to_gradients(self, term: Tensor) -> None:
-        """Adds slices of the flat `term` to the gradients present (MPCA eq. 6)."""
+        """Adds slices of the flat `term` to those gradients that exist (MPCA eq. 6)."""
         for parameter, view in zip(self.tensors, self.views(term), strict=True):
             if parameter.grad is not None:
                 parameter.grad = _dense(parameter.grad).add_(view)
 
     def digest(self, values: Tensor | None = None) -> str:
-        """A short fingerprint of names, shapes and values (these, or its own): equal on replicas that start equal."""
+        """A short hash of names, shapes and values (by default its own), equal on replicas that start equal."""
         hashed = hashlib.blake2b(digest_size=16)
         for name, parameter in zip(self.names, self.tensors, strict=True):
             hashed.update(f"{name}:{tuple(parameter.shape)};".encode())
@@ -150,7 +150,7 @@ class Buffers:
         self.floating = {name: b for name, b in named if b.is_floating_point()}
         self.counters = {name: b for name, b in named if b.dtype in (torch.int64, torch.int32) and b.numel() == 1}
         self._checked = self.vector().isfinite()
-        """Elements that are to stay finite; others are not from the beginning, such as the -inf of a mask."""
+        """Elements that were finite at the beginning. Others are infinite by design, such as the -inf of a mask."""
 
     @property
     def size(self) -> int:
@@ -164,7 +164,7 @@ class Buffers:
         return torch.cat(parts)
 
     def count_not_finite(self, vector: Tensor | None = None) -> int:
-        """How many elements of these, or of a vector of them, are not finite and were so at the beginning."""
+        """How many elements that were finite at the beginning are not finite, in the buffers or in a vector of them."""
         values = self.vector() if vector is None else vector
         return int((self._checked & ~values.isfinite()).sum())
 
@@ -192,7 +192,7 @@ class Buffers:
 
 def _check(named: Sequence[tuple[str, nn.Parameter]]) -> None:
     if not named:
-        raise ConfigError("the model has no trainable parameter; set requires_grad on those to be trained")
+        raise ConfigError("the model has no trainable parameter; set requires_grad on the parameters to be trained")
     for name, parameter in named:
         if isinstance(parameter, UninitializedParameter):
             raise ConfigError(f"parameter {name!r} is lazy and has no shape yet; run one batch through the model first")
@@ -203,4 +203,6 @@ def _check(named: Sequence[tuple[str, nn.Parameter]]) -> None:
             )
     devices = {str(p.device) for _, p in named}
     if len(devices) > 1:
-        raise ConfigError(f"parameters lie on {sorted(devices)}; one replica lives on one device: move the model there")
+        raise ConfigError(
+            f"the parameters are on {sorted(devices)}; one replica lives on one device: move the model there"
+        )

@@ -1,4 +1,4 @@
-"""A run as TOML: the schema as dataclasses, and nothing that is not understood gets through."""
+"""A run as TOML: the schema as dataclasses. Keys and values that are not understood are refused."""
 
 from __future__ import annotations
 
@@ -126,11 +126,11 @@ class Recipe:
 
 
 MOST_BYTES = 1 << 20
-"""Of a recipe file; ours have less than two thousand."""
+"""Largest size of a recipe file; those in the repository have less than two thousand bytes."""
 MOST_PARTS = 32
-"""Of a dotted key, and levels of nested values. The parser takes quadratic time and memory for the parts of a key."""
+"""Most parts of a dotted key, and levels of nested values. TOML's parser takes quadratic time in a key's parts."""
 LONGEST = 10_000
-"""Characters of a text, and of a change to a recipe."""
+"""Most characters of a text, and of a change to a recipe."""
 _BEGINS = re.compile(r"[ \t]*(?:\[\[?[ \t]*)?")
 _PART = re.compile(r"""(?:[\w-]+|"(?:\\.|[^"\\])*"|'[^']*')[ \t]*\.[ \t]*""")
 _DOTTED = re.compile(
@@ -139,21 +139,23 @@ _DOTTED = re.compile(
 _shown = reprlib.Repr()
 _shown.maxstring = _shown.maxother = 200
 SHIPPED = ("autoencoder", "cifar10", "dbm", "dbn", "digits", "mnist", "rbm", "shakespeare")
-"""The recipes that a wheel holds; pyproject.toml lists their files."""
+"""Recipes in the wheel; pyproject.toml lists their files."""
 _hints = functools.cache(get_type_hints)
 
 
 def load(path: str, changes: Sequence[str] = ()) -> Recipe:
-    """Reads a recipe, a file's or one that comes with thinwire, and applies `key.path=value` changes to it."""
+    """Reads a recipe, from a file or shipped with thinwire, and applies `key.path=value` changes to it."""
     if os.path.isfile(path) and os.path.getsize(path) > MOST_BYTES:
         size = os.path.getsize(path)
-        raise ConfigError(f"recipe {path!r} has {size} bytes; a recipe has at most {MOST_BYTES}: is it one?")
+        raise ConfigError(
+            f"recipe {path!r} has {size} bytes; a recipe has at most {MOST_BYTES}. Check that the path names a recipe."
+        )
     try:
         with open(path if os.path.isfile(path) else _shipped(path), "rb") as file:
             values = _parsed(file.read(MOST_BYTES + 1).decode())
     except ConfigError:
         raise
-    except (ValueError, RecursionError) as error:  # TOML's own, and of bytes that are no UTF-8
+    except (ValueError, RecursionError) as error:  # of TOML, and of bytes that are not UTF-8
         raise ConfigError(f"recipe {path!r} is not valid TOML: {error}") from error
     for change in changes:
         apply(values, change)
@@ -161,10 +163,10 @@ def load(path: str, changes: Sequence[str] = ()) -> Recipe:
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    """TOML's values, once it is clear that the parser will not take for ever.
+    """Parses TOML, after refusing keys on which the parser would take quadratic time.
 
-    Keys that begin a line cost it the square of their parts in memory too: these are looked at exactly. Those of inline
-    tables cost a square of time, which is little if their parts are long.
+    A key at the beginning of a line also takes quadratic memory, so its parts are counted exactly. A key of an inline
+    table takes quadratic time only, and little of it if its parts are long, so a regular expression suffices.
     """
     found = _DOTTED.search(text)
     lines = [text.count("\n", 0, found.start()) + 1] if found else []
@@ -181,7 +183,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _check(values: Mapping[str, Any]) -> None:
-    """Refuses what no run needs, and what could not even be shown in an error."""
+    """Refuses values that no run needs, and values that an error message could not show."""
     waiting: list[tuple[str, int, Any]] = [("", 0, values)]
     while waiting:
         path, depth, value = waiting.pop()
@@ -201,7 +203,7 @@ def _check(values: Mapping[str, Any]) -> None:
 
 
 def shipped() -> dict[str, str]:
-    """Paths of the recipes that come with thinwire, by name: those that need no file beside them."""
+    """Paths of the recipes that come with thinwire, by name: recipes that need no other file."""
     package = os.path.dirname(os.path.abspath(__file__))
     for folder in (os.path.join(package, "recipes"), os.path.join(package, "..", "..", "recipes")):  # wheel, checkout
         if os.path.isdir(folder):
@@ -213,14 +215,15 @@ def _shipped(name: str) -> str:
     known = shipped()
     if name not in known:
         raise ConfigError(
-            f"recipe {name!r} is not a file, nor one that comes with thinwire. {nearest(name, known)} "
+            f"recipe {name!r} is not a file and not the name of a recipe that comes with thinwire. "
+            f"{nearest(name, known)} "
             "Give one of these names, or the path of a TOML recipe."
         )
     return known[name]
 
 
 def apply(values: dict[str, Any], change: str) -> None:
-    """Puts one `key.path=value` into a recipe's values; a value is TOML, and a bare word is a string.
+    """Applies one `key.path=value` to a recipe's values; the value is TOML, and a bare word is a string.
 
     >>> values = {"train": {"epochs": 3}}
     >>> apply(values, "train.epochs=5"); apply(values, "strategy.name=mpca"); values
@@ -252,7 +255,7 @@ def _value(text: str) -> Any:
 
 
 def parse(values: Mapping[str, Any]) -> Recipe:
-    """A recipe from plain values; every key that is not understood is refused with its path and the nearest."""
+    """A recipe from plain values; refuses a key that is not understood, with its path and the nearest known key."""
     _check(values)
     hints = _hints(Recipe)
     sections: dict[str, Any] = {}

@@ -1,8 +1,8 @@
 """RDDs of Spark as rows: which columns their records make, and the records as Arrow record batches.
 
-Nothing here imports pyspark. Records become batches where they lie, in the RDD's own tasks, and travel as bytes: an
-array is never a list of Python numbers on the way. Nor is torch imported, which takes the processes of those tasks
-seconds: what they run is in this file.
+This module imports neither pyspark nor torch. Tasks of the RDD run its functions: they turn records into batches where
+the records lie, and send them as bytes, so that arrays never become lists of Python numbers. Importing torch would take
+the processes of those tasks seconds.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import pyarrow as pa
 from thinwire.errors import DataError
 
 LOOKED_AT = 32
-"""Records whose types decide those of the columns."""
+"""Records that are read to decide the types of the columns."""
 PACK_BYTES = 16 << 10
-"""Of one batch, roughly: Spark hands ten thousand of them on at a time."""
+"""Approximate size of one batch: Spark passes ten thousand batches on at a time."""
 _ALLOWED = "a pair (array, label), an array, a Row or a dict of named values is allowed"
 _LEAVES = {
     "b1": pa.bool_(),
@@ -47,15 +47,15 @@ class Packing(NamedTuple):
     """How records become batches.
 
     Attributes:
-        schema: Arrow's, of types that Spark has as well.
-        rows: of one batch.
+        schema: Arrow schema, of types that Spark has too.
+        rows: records in one batch.
     """
 
     schema: Any
     rows: int
 
     def __call__(self, records: Iterable[Any]) -> Iterator[bytes]:
-        """Records as the bytes of record batches without their schema."""
+        """Records as the bytes of record batches, without their schema."""
         records = iter(records)
         while chunk := list(itertools.islice(records, self.rows)):
             named = [columns_of(record) for record in chunk]
@@ -64,16 +64,16 @@ class Packing(NamedTuple):
             yield batch.serialize().to_pybytes()
 
     def opened(self, packed: Iterable[bytes]) -> Iterator[Any]:
-        """The record batches again."""
+        """Reads record batches from their bytes."""
         for data in packed:
             yield pa.ipc.read_record_batch(pa.py_buffer(data), self.schema)
 
 
 def packing_of(records: Sequence[Any]) -> Packing:
-    """How an RDD's records become batches, by some of them.
+    """Decides from some records how those of an RDD become batches.
 
     Raises:
-        DataError: There are none, or they are of no known kind.
+        DataError: There are no records, or they are of no known kind.
     """
     first = [columns_of(record) for record in records]
     if not first:
@@ -95,13 +95,13 @@ def collected(rdd: Any) -> Any:
 
 
 def packs(packing: tuple[Any, int], records: Iterable[Any]) -> Iterator[tuple[bytearray]]:
-    """An RDD's records as rows of one column of packs: a task of the RDD."""
+    """A task of the RDD: packs records into rows of one column of bytes."""
     for pack in Packing(*packing)(records):
         yield (bytearray(pack),)
 
 
 def unpacked(packing: tuple[Any, int], batches: Iterable[Any]) -> Iterator[Any]:
-    """Batches of packs as batches of the records' own columns: a task of a DataFrame."""
+    """A task of a DataFrame: batches of packed bytes as batches of the records' own columns."""
     opened = Packing(*packing)
     for batch in batches:
         table = pa.Table.from_batches(opened.opened(batch.column(0).to_pylist()), opened.schema)
@@ -109,7 +109,7 @@ def unpacked(packing: tuple[Any, int], batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def columns_of(record: Any) -> dict[str, Any]:
-    """One record's values by column: "features" and "label" of a pair, the names of a Row or a dict.
+    """One record's values by column: "features" and "label" of a pair, the field names of a Row or a dict.
 
     >>> columns_of(([0.5, 1.0], 3)), columns_of({"age": 40, "label": 1})
     ({'features': [0.5, 1.0], 'label': 3}, {'age': 40, 'label': 1})
@@ -135,7 +135,7 @@ def columns_of(record: Any) -> dict[str, Any]:
 
 
 def _features(value: Any) -> dict[str, Any]:
-    """One array by the name that a pair's has, or several by theirs."""
+    """One array as "features", or several as "features_0", "features_1" and so on."""
     several = isinstance(value, (list, tuple)) and bool(value) and all(map(_is_array, value))
     return {f"features_{i}": part for i, part in enumerate(value)} if several else {"features": value}
 
@@ -145,12 +145,12 @@ def _line(error: Exception) -> str:
 
 
 def _is_array(value: Any) -> bool:
-    """Whether a value is an array or a vector; a list may be several of those, and a number is none."""
+    """Whether a value is an array or a vector; lists and numbers are not."""
     return hasattr(value, "toArray") or ((isinstance(value, np.ndarray) or hasattr(value, "detach")) and value.ndim > 0)
 
 
 def _plain(value: Any) -> Any:
-    """A value as numpy has it; texts, bytes and None as they are."""
+    """A value as a numpy array; texts, bytes and None unchanged."""
     if value is None or isinstance(value, (str, bytes, bytearray)):
         return bytes(value) if isinstance(value, bytearray) else value
     if hasattr(value, "toArray"):  # a vector of Spark ML
@@ -173,7 +173,7 @@ def _refuse_other_columns(named: Mapping[str, Any], names: list[str]) -> None:
 
 
 def _field(name: str, values: list[Any]) -> Any:
-    """A column's name and type, by the values of some records."""
+    """The name and type of a column, decided from the values of some records."""
     values = [value for value in values if value is not None]
     found = [_plain(value) for value in values]
     if not found:
@@ -188,7 +188,7 @@ def _field(name: str, values: list[Any]) -> Any:
         pairs = zip(values, found, strict=True)
         shown = next((v for v, f in pairs if not isinstance(f, np.ndarray) or f.dtype.kind not in "biuf"), values[-1])
         raise DataError(
-            f"{name!r} of the RDD's records is no array of numbers: {str(shown)[:80]!r} ({type(shown).__name__}); "
+            f"{name!r} of the RDD's records is not an array of numbers: {str(shown)[:80]!r} ({type(shown).__name__}); "
             "numbers, booleans, texts, bytes, vectors, and arrays of one number of dimensions are allowed. Map the "
             "records to those."
         )
@@ -200,7 +200,7 @@ def _field(name: str, values: list[Any]) -> Any:
 
 
 def _column(field: Any, records: list[dict[str, Any]]) -> Any:
-    """One column of some records."""
+    """The values of one column in some records, as an Arrow array."""
     for named in records:
         if field.name not in named:
             raise DataError(
@@ -216,13 +216,13 @@ def _column(field: Any, records: list[dict[str, Any]]) -> Any:
         return _lists(field.type, np.stack(values))
     except (pa.ArrowException, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise DataError(
-            f"{field.name!r} of a record of the RDD is no {field.type}, as in the first records: {_line(error)}. Map "
+            f"{field.name!r} of a record of the RDD is not a {field.type} as in the first records: {_line(error)}. Map "
             "the records to one type."
         ) from error
 
 
 def _lists(kind: Any, array: np.ndarray[Any, Any]) -> Any:
-    """Arrays of one shape, rows first, as lists in lists."""
+    """Arrays of one shape, stacked along the rows, as an Arrow array of nested lists."""
     kinds = []
     while pa.types.is_list(kind):
         kinds.append(kind)
@@ -239,14 +239,14 @@ def _lists(kind: Any, array: np.ndarray[Any, Any]) -> Any:
 
 
 def sums(column: str, batches: Iterable[Any]) -> Iterator[Any]:
-    """The number of rows of some batches, and the sum of a column of arrays: a task of a DataFrame."""
+    """A task of a DataFrame: counts the rows of some batches and sums a column of arrays."""
     for count, total in _summed(column, batches):
         data = {"count": [count], "shape": [list(total.shape)], "total": [total.tobytes()]}
         yield pa.RecordBatch.from_pydict(data, schema=SUMS)
 
 
 def sums_of_records(packing: tuple[Any, int], column: str, records: Iterable[Any]) -> Iterator[Any]:
-    """The same of an RDD's records: a task of the RDD."""
+    """A task of an RDD: counts the records of some packs and sums a column of arrays."""
     packed = Packing(*packing)
     for count, total in _summed(column, packed.opened(packed(records))):
         yield count, total.shape, total.tobytes()
@@ -272,7 +272,7 @@ def _summed(column: str, batches: Iterable[Any]) -> Iterator[tuple[int, np.ndarr
 
 
 def _dense(array: Any) -> np.ndarray[Any, Any]:
-    """A column of arrays of one shape, rows first."""
+    """A column of arrays of one shape, stacked along the rows."""
     if isinstance(array, pa.ExtensionArray) and hasattr(array, "to_numpy_ndarray"):
         return np.asarray(array.to_numpy_ndarray())
     shape = [len(array)]

@@ -1,7 +1,7 @@
-"""Sinks that keep a run's numbers where a team already looks: MLflow and TensorBoard.
+"""Trackers that send a run's numbers to MLflow and TensorBoard.
 
-A sink is a callback of `fit`: it is called with every event, and where it has a method `finish` that is called with
-the result once there is one. Both of these need a package of their own: the extras `mlflow` and `tensorboard`.
+A tracker is a callback of `fit`: `fit` calls it with every event, and its method `finish` with the result. Each tracker
+needs a package of its own: the extras `mlflow` and `tensorboard`.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 MOST_WAITING = 1000
-"""Events that a tracker may be behind before reports of progress are left out."""
+"""Queued events above which a tracker drops reports of progress."""
 END_S, KEEP_S = 30.0, 600.0
-"""How long the end of a run waits for what is left, and for the model to be kept."""
+"""Timeouts at the end of a run: for the queued events, and for storing the model."""
 MOST_TEXT = 500
 EVERY_S = ("loss", "rows_per_s", "busy", "sent_bytes", "workers")
 
 
 class Tracker(abc.ABC):
-    """Sums events up, once a second at most, and gives the numbers on by name and step.
+    """Reduces events to numbers, at most once a second, and passes the numbers on by name and step.
 
-    All of it happens on a thread of its own: a server that is slow or away must not hold up who trains. A tracker that
-    fails says so once and is left out.
+    It works on a thread of its own, so that a slow or missing server cannot delay training. A tracker that fails logs
+    one warning and does nothing more.
     """
 
     def __init__(self) -> None:
-        self._story = EventReducer()
+        self._reducer = EventReducer()
         self._ticked: float | None = None
         self._failed = False
         self._started = False
@@ -54,7 +54,7 @@ class Tracker(abc.ABC):
         self._thread: threading.Thread | None = None
 
     def __call__(self, event: Event) -> None:
-        """Takes an event in. Where the thread does not keep up, reports of progress are left out."""
+        """Takes an event in. Reports of progress are dropped where the thread does not keep up."""
         if self._failed or (isinstance(event, Progressed) and self._work.qsize() > MOST_WAITING):
             return
         self._do(functools.partial(self._see, event))
@@ -77,7 +77,7 @@ class Tracker(abc.ABC):
         done = threading.Event()
         self._do(done.set)
         if not done.wait(seconds) and not self._failed:
-            self._fail(TimeoutError(f"it did not answer within {seconds:g} s"))
+            self._fail(TimeoutError(f"the tracker did not answer within {seconds:g} s"))
 
     def _run(self) -> None:
         while True:
@@ -95,13 +95,13 @@ class Tracker(abc.ABC):
     def _see(self, event: Event) -> None:
         if self._failed:
             return
-        self._story.feed(as_dict(event))
+        self._reducer.feed(as_dict(event))
         if isinstance(event, RunStarted) and not self._started:
             self._started = True
             told = {"strategy": event.strategy, "workers": event.workers, "seed": event.seed}
             told |= {f"strategy.{name}": value for name, value in event.knobs.items()}
             self.start(told | {"thinwire": event.version, "resumed_from": event.resumed_from or ""})
-        newest = self._story.newest
+        newest = self._reducer.newest
         if newest and newest["time"] != self._ticked:
             self._ticked = newest["time"]
             values = {f"train/{name}": newest[name] for name in EVERY_S}
@@ -115,7 +115,7 @@ class Tracker(abc.ABC):
             self.end(event.reason, event.summary)
 
     def keep(self, result: Result) -> None:
-        """The run gave a model."""
+        """Stores the model of a finished run; does nothing unless a subclass overrides it."""
         return
 
     def _numbers(self, values: Mapping[str, float | None], step: int) -> None:
@@ -125,15 +125,15 @@ class Tracker(abc.ABC):
 
     @abc.abstractmethod
     def start(self, parameters: dict[str, Any]) -> None:
-        """A run begins, with these settings."""
+        """A run begins with these settings."""
 
     @abc.abstractmethod
     def numbers(self, values: dict[str, float], step: int) -> None:
-        """Numbers after so many steps of a worker."""
+        """Records numbers at a step."""
 
     @abc.abstractmethod
     def say(self, text: str, step: int) -> None:
-        """Something to read."""
+        """Records a line of text."""
 
     @abc.abstractmethod
     def end(self, reason: str, summary: dict[str, Any]) -> None:
@@ -144,7 +144,7 @@ class TensorBoard(Tracker):
     """Writes event files that TensorBoard reads.
 
     Args:
-        folder: where to; `tensorboard --logdir` it.
+        folder: where to write; read it with `tensorboard --logdir`.
     """
 
     def __init__(self, folder: str) -> None:
@@ -174,12 +174,12 @@ class MLflow(Tracker):
     """Logs settings, numbers and the model to MLflow.
 
     Args:
-        experiment: its name; MLflow's default one unless given.
-        uri: of the tracking server or a folder; what MLflow is set to unless given.
-        name: of the run.
-        model: whether to keep the trained module with the run, in the PyTorch flavour.
-        example: an array of a few rows, as the module takes them, kept beside the model with the signature of it,
-            which `mlflow.pyfunc.spark_udf` and model servers go by.
+        experiment: name of the experiment; MLflow's default experiment if not given.
+        uri: of the tracking server, or a folder; MLflow's current setting if not given.
+        name: of the run in MLflow.
+        model: whether to store the trained module with the run, in the PyTorch flavour.
+        example: an array of a few rows, as the module takes them. It is stored with the model and its signature, which
+            `mlflow.pyfunc.spark_udf` and model servers use.
         registered: the name to register the model under, as a new version.
     """
 
@@ -201,7 +201,7 @@ class MLflow(Tracker):
         self._uri, self._name, self._keeps, self._experiment = uri, name, model, experiment
         self._client: Any = None
         self.run_id: str | None = None
-        """Of the run in MLflow, once one has begun."""
+        """ID of the run in MLflow, once the run has begun."""
 
     def start(self, parameters: dict[str, Any]) -> None:
         import mlflow
@@ -236,7 +236,7 @@ class MLflow(Tracker):
         )
 
     def _described(self, module: Any) -> dict[str, Any]:
-        """What is kept beside the module: rows, the signature that they give, and the name it is known by."""
+        """What is stored beside the module: example rows, the signature that they give, and the registered name."""
         told: dict[str, Any] = {} if self._registered is None else {"registered_model_name": self._registered}
         if self._example is None:
             return told
@@ -248,7 +248,7 @@ class MLflow(Tracker):
         return told | {"signature": infer_signature(self._example, output.numpy()), "input_example": self._example}
 
     def keep(self, result: Result) -> None:
-        """Keeps the module: `mlflow.pytorch.load_model(f"runs:/{run_id}/model")` brings it back."""
+        """Stores the module; `mlflow.pytorch.load_model(f"runs:/{run_id}/model")` loads it."""
         if not self._keeps or self.run_id is None:
             return
         import mlflow
@@ -265,7 +265,7 @@ class MLflow(Tracker):
 
 
 def _as_rows(example: Any) -> Any:
-    """Rows as an array, of at least one row."""
+    """Rows as an array of at least one row."""
     rows = example.numpy() if hasattr(example, "numpy") else np.asarray(example)
     if rows.dtype == object or rows.ndim < 1 or not len(rows):
         raise ConfigError(
@@ -276,7 +276,7 @@ def _as_rows(example: Any) -> Any:
 
 
 def _as_code(log_model: Any) -> dict[str, str]:
-    """Modules are kept as they are: newer versions would otherwise trace them, and want an example of their input."""
+    """Stores modules by pickle: newer versions of MLflow would trace them by default, which needs an example input."""
     known = inspect.signature(log_model).parameters
     return {"serialization_format": "pickle"} if "serialization_format" in known else {}
 
@@ -285,4 +285,6 @@ def _needs(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(f"this needs the package {module}: pip install 'thinwire[{extra}]' ({error})") from None
+        raise ConfigError(
+            f"the package {module} is not installed ({error}); run: pip install 'thinwire[{extra}]'"
+        ) from None

@@ -1,4 +1,4 @@
-"""Quantities as people write them."""
+"""Quantities with units, as people write them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ SIZES = {"kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "kib": 1 << 10, "mib": 1 <
 
 
 def quantity(name: str, text: str, units: Mapping[str, float]) -> float:
-    """A number and a unit.
+    """Parses a number with a unit.
 
     >>> quantity("--memory", "1.5 GiB", SIZES)
     1610612736.0
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", text.strip().lower())
     if found is None or found[2] not in units or not 0 < float(found[1]) * units[found[2]] < math.inf:
-        raise ConfigError(f"{name} {text!r} is not understood; write a number above 0 and one of {', '.join(units)}")
+        raise ConfigError(
+            f"{name} {text!r} is not understood; write a number above 0 and a unit, one of {', '.join(units)}"
+        )
     return float(found[1]) * units[found[2]]
 
 
 def rate_bits(rate: str, name: str = "rate") -> float:
-    """Bits per second of a rate.
+    """Parses a rate into bits per second.
 
     >>> rate_bits("100mbit")
     100000000.0
@@ -34,7 +36,7 @@ def rate_bits(rate: str, name: str = "rate") -> float:
 
 
 def rate_bytes(rate: str | float, name: str = "cluster.link") -> float:
-    """Bytes per second of a rate, or of a number of them.
+    """Bytes per second, from a rate with a unit or from a number of bytes per second.
 
     >>> rate_bytes("1gbit"), rate_bytes(5e6)
     (125000000.0, 5000000.0)
@@ -47,7 +49,7 @@ def rate_bytes(rate: str | float, name: str = "cluster.link") -> float:
 
 
 def rate_text(bytes_per_s: float) -> str:
-    """A rate as people say it, to two digits.
+    """A rate with a unit, to two digits.
 
     >>> rate_text(12.6e6), rate_text(5e3), rate_text(260e6), rate_text(60)
     ('100 Mbit/s', '40 kbit/s', '2.1 Gbit/s', 'less than 1 kbit/s')
@@ -61,7 +63,7 @@ def rate_text(bytes_per_s: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """A duration as people say it, to two digits.
+    """A duration with a unit, to two digits.
 
     >>> seconds_text(0.0123), seconds_text(2.06), seconds_text(134), seconds_text(3e-5)
     ('12 ms', '2.1 s', '134 s', '0.03 ms')

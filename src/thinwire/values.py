@@ -1,4 +1,4 @@
-"""Checks of single values that a user gives: of type and range, with errors that name key, value and what to do."""
+"""Checks of the type and range of single values that a user gives; errors name the key, the value and what to do."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Any
 from thinwire.errors import ConfigError, nearest
 
 Check = Callable[[str, Any], Any]
-"""Takes a key and its value; gives the value back in plain types, or raises ConfigError."""
+"""Takes a key and its value; returns the value as a plain type, or raises ConfigError."""
 _shown = reprlib.Repr()
 _shown.maxstring = _shown.maxother = 120
 
 
 def refused(key: str, value: Any, allowed: str) -> ConfigError:
-    """The error for a value that is not possible; `allowed` says what to write instead."""
+    """The error for a value that is not allowed; `allowed` says what to write instead."""
     kind = f"the class {value.__name__}" if isinstance(value, type) else f"{_shown.repr(value)}"
     what = "" if isinstance(value, (type, str, bool, int, float)) or value is None else f" ({type(value).__name__})"
     return ConfigError(f"{key} = {kind}{what} is not possible; use {allowed}")
 
 
 def whole(least: int, most: int | None = None) -> Check:
-    """A whole number from `least` on; true and false are none, and 2.0 is none."""
+    """A whole number of `least` or more; refuses booleans and floats, such as 2.0."""
 
     def check(key: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
@@ -41,7 +41,7 @@ def whole(least: int, most: int | None = None) -> Check:
 
 
 def number(*, least: float = -math.inf, above: float = -math.inf, most: float = math.inf) -> Check:
-    """A finite number from `least` on, above `above`, and at most `most`."""
+    """A finite number of `least` or more, above `above`, and at most `most`."""
     if above > -math.inf:
         allowed = f"a number above {above:g}"
     else:
@@ -116,7 +116,7 @@ def instance(kind: type | tuple[type, ...], example: str) -> Check:
 
 
 def function(example: str) -> Check:
-    """Anything that can be called, but no class."""
+    """Any callable that is not a class."""
 
     def check(key: str, value: Any) -> Any:
         if not callable(value) or isinstance(value, type):
@@ -138,7 +138,7 @@ def check_fields(owner: Any, path: str, **checks: Check) -> None:
 
 
 def named(key: str, given: Mapping[str, Any], example: str, word: str = "name") -> tuple[str, dict[str, Any]]:
-    """A recipe's form of an object, `{name = "sgd", lr = 0.1}`, as its name and its settings."""
+    """Splits the form of an object in a recipe, `{name = "sgd", lr = 0.1}`, into its name and its settings."""
     settings = {str(name): value for name, value in given.items()}
     name = settings.pop(word, None)
     if not isinstance(name, str):
@@ -147,7 +147,7 @@ def named(key: str, given: Mapping[str, Any], example: str, word: str = "name") 
 
 
 def known_only(path: str, given: Mapping[str, Any], allowed: tuple[str, ...], owner: str) -> None:
-    """Refuses settings that an object does not have, naming the nearest."""
+    """Refuses settings that an object does not have, and names the nearest one."""
     for name in given:
         if name not in allowed:
-            raise ConfigError(f"{path}.{name} is nothing that {owner} has. {nearest(name, allowed)}")
+            raise ConfigError(f"{path}.{name} is not a setting of {owner}. {nearest(name, allowed)}")

@@ -29,9 +29,6 @@ LONG = {
 LARGE = {
     "caffe/net.py: CaffeNet",
     "dashboard/event_reducer.py: EventReducer",
-    "worker/group_worker.py: GroupWorker",
-    "worker/publisher.py: Publisher",
-    "worker/worker.py: Worker",
     "exchange/member.py: Member",
     "exchange/peer.py: Peer",
     "exchange/rounds.py: Rounds",

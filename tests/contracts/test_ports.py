@@ -1,16 +1,21 @@
-"""The exchange's ports: narrow, typed, and all that a worker's stepping thread calls."""
+"""Ports of the exchange and of the worker: narrow, typed, and all that a worker's stepping thread calls."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from thinwire.exchange import ports
 from thinwire.exchange.peer import Peer
+from thinwire.placement import GroupReplica
+from thinwire.replicas import TorchReplica
+from thinwire.worker import ports as own
 
+OWN = [kind for kind in vars(own).values() if isinstance(kind, type) and kind.__module__ == own.__name__]
 WORKER = Path(__file__).parents[2] / "src" / "thinwire" / "worker"
 NARROW = (ports.RoundsPort, ports.PublicationsPort, ports.StatePort, ports.ReportsPort)
 
@@ -26,10 +31,29 @@ def test_a_port_has_fewer_than_ten_methods_and_no_name_of_another_port(port: typ
         assert other is port or not members_of(port) & members_of(other)
 
 
-def test_no_port_takes_or_gives_any() -> None:
-    names = {node.id for node in ast.walk(ast.parse(inspect.getsource(ports))) if isinstance(node, ast.Name)}
+@pytest.mark.parametrize("module", [ports, own], ids=lambda module: module.__name__)
+def test_no_port_takes_or_gives_any(module: ModuleType) -> None:
+    names = {node.id for node in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(node, ast.Name)}
     assert "Any" not in names
-    assert {"Note", "Tree", "Signal"} <= names
+    assert {"Note", "Tree"} <= names
+
+
+@pytest.mark.parametrize("port", OWN, ids=lambda port: port.__name__)
+def test_a_port_of_the_worker_has_fewer_than_ten_methods(port: type) -> None:
+    assert len(members_of(port)) < 10
+
+
+def test_a_replica_has_all_that_a_worker_calls_of_it() -> None:
+    """Attributes that are made by `__init__` have no name on the class."""
+    methods = {name for kind in own.Replica.__mro__ for name, value in vars(kind).items() if inspect.isfunction(value)}
+    called = {name for name in methods if not name.startswith("_")}
+    assert {"gradient", "evaluate", "load_shared"} <= called
+    assert all(hasattr(kind, name) for kind in (TorchReplica, GroupReplica) for name in called)
+
+
+def test_only_what_runs_a_worker_imports_it() -> None:
+    importing = {path.name for path in WORKER.glob("*.py") if "thinwire.worker.worker" in path.read_text()}
+    assert importing == set(), "a part of the worker is given values, functions or a port"
 
 
 def test_all_that_a_worker_calls_of_its_exchange_is_on_a_port() -> None:

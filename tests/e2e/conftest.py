@@ -1,4 +1,4 @@
-"""A stranger's shell: an empty folder, and the commands that the documentation tells one to type."""
+"""A reader's shell: an empty folder, and the commands of the documentation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SERVING = re.compile(r"^thinwire dashboard ")
 
 
 class Shell:
-    """Types blocks of commands into bash, in a folder of its own; `thinwire` and `python` are this tree's."""
+    """Runs blocks of commands in bash, in a folder of its own; `thinwire` and `python` are those of this tree."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -36,7 +36,7 @@ class Shell:
         self.environment = {**os.environ, "PATH": path, "PYTHONPATH": source}
 
     def run(self, block: str, code: int = 0, timeout_s: float = 800.0) -> str:
-        """What a block prints; it must end with that exit code."""
+        """The output of a block, which must end with the given exit code."""
         done = subprocess.run(
             ["bash", "-eo", "pipefail", "-c", block],
             cwd=self.folder,
@@ -50,7 +50,7 @@ class Shell:
         return done.stdout
 
     def follow(self, block: str, change: Callable[[str], str] = str) -> str:
-        """Does what a page says, command by command: what installs is left out, what serves is looked at and ended."""
+        """Runs the commands of a page: skips installation, and stops servers after their first answer."""
         told = []
         for command in commands(block):
             if INSTALLING.match(command):
@@ -59,7 +59,7 @@ class Shell:
         return "".join(told)
 
     def serve(self, command: str) -> str:
-        """The page behind the address that a command prints."""
+        """The page at the address that a command prints."""
         line = ["bash", "-c", f"exec {command}"]
         with subprocess.Popen(
             line, cwd=self.folder, env=self.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -78,7 +78,7 @@ class Shell:
 
 
 def commands(block: str) -> list[str]:
-    """The commands of a block: lines that go on, and here-documents, belong to one."""
+    """Splits a block into commands; continued lines and here-documents belong to one command."""
     found: list[str] = []
     mark = ""
     for line in block.splitlines():
@@ -94,7 +94,7 @@ def commands(block: str) -> list[str]:
 
 @pytest.fixture
 def command(capfd: pytest.CaptureFixture[str]) -> Callable[..., Done]:
-    """`thinwire`, in this process; see `tests.programs.command_here`."""
+    """Runs `thinwire` in this process; see `tests.programs.command_here`."""
     return functools.partial(command_here, capfd)
 
 

@@ -10,8 +10,8 @@ from torch import nn
 
 import thinwire as tw
 from thinwire import events
-from thinwire.worker import guard
-from thinwire.worker.guard import Compared
+from thinwire.worker import comparison
+from thinwire.worker.comparison import Compared
 
 
 def network() -> nn.Module:
@@ -35,12 +35,12 @@ def tried(log: list[events.Event]) -> list[events.Tried]:
     ("ratio", "codec", "fragments", "waits"),
     [
         (0.01, "float32", 1, True),
-        (0.4, "float32", 1, False),
+        pytest.param(0.4, "float32", 1, False, marks=pytest.mark.long),
         (0.8, "bfloat16", 1, False),
-        (1.5, "int8", 1, False),
+        pytest.param(1.5, "int8", 1, False, marks=pytest.mark.long),
         (12.0, "int4", (2, 3), False),
         (45.0, "sign2", tuple(range(3, 9)), False),
-        (150.0, "sign2", tuple(range(5, 21)), False),
+        pytest.param(150.0, "sign2", tuple(range(5, 21)), False, marks=pytest.mark.long),
     ],
 )
 def test_it_takes_what_fits_the_link(ratio: float, codec: str, fragments: Any, waits: bool) -> None:
@@ -80,7 +80,7 @@ def test_a_link_that_slows_down_is_noticed_and_answered() -> None:
 
 
 def test_a_healthy_run_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "TRIALS", (40, 160, 640))
+    monkeypatch.setattr(comparison, "TRIALS", (40, 160, 640))
     result, log = fit(tw.Auto(), tw.Simulated(workers=4, ratio=10.0, latency_s=0.0), steps=500)
     assert [e.steps for e in tried(log)] == [40, 160]
     assert all(not e.hurts for e in tried(log))
@@ -95,7 +95,7 @@ def test_a_healthy_run_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_where_exchanging_hurts_it_says_so_and_tightens(monkeypatch: pytest.MonkeyPatch) -> None:
     """An outer step far too large: the joint model overshoots what the replicas learn."""
-    monkeypatch.setattr(guard, "TRIALS", (20, 80))
+    monkeypatch.setattr(comparison, "TRIALS", (20, 80))
     wild: dict[str, Any] = {"lr": 2.2, "momentum": 0.3}
     cluster = tw.Simulated(workers=4, ratio=30.0, latency_s=0.0)
     guarded, log = fit(tw.Auto(**wild), cluster, steps=300)
@@ -111,7 +111,7 @@ def test_where_exchanging_hurts_it_says_so_and_tightens(monkeypatch: pytest.Monk
 
 
 def test_a_short_run_or_one_without_validation_rows_has_no_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "TRIALS", (10, 40))
+    monkeypatch.setattr(comparison, "TRIALS", (10, 40))
     _, long = fit(tw.Auto(), tw.Simulated(workers=3, ratio=3.0), steps=100)
     _, short = fit(tw.Auto(), tw.Simulated(workers=3, ratio=3.0), steps=99)
     _, blind = fit(tw.Auto(), tw.Simulated(workers=3, ratio=3.0), steps=100, validation=None)
@@ -120,8 +120,9 @@ def test_a_short_run_or_one_without_validation_rows_has_no_trials(monkeypatch: p
     assert not tried(blind)
 
 
+@pytest.mark.long
 def test_a_worker_lost_during_the_trials_does_not_silence_the_guard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "TRIALS", (20, 60))
+    monkeypatch.setattr(comparison, "TRIALS", (20, 60))
     cluster = tw.Simulated(workers=4, step_s=0.1, faults=(tw.Fault(worker=3, at_s=1.0),))
     result, log = fit(tw.Auto(), cluster, steps=300)
     assert result.summary["workers_lost"] == 1

@@ -105,7 +105,7 @@ def test_rows_come_from_the_folder_that_the_data_layer_names(command: Any, tmp_p
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("model.zoo=cnn8", "[model] names a Caffe network"),
+        ("model.zoo=cnn8", "[model] names both a Caffe network"),
         ("train.scheduler={ name = 'step', step_size = 1 }", "leave train.scheduler out"),
         ("model.caffe=nowhere.prototxt", "is not a file"),
         ("strategy={ name = 'parameter_table' }", "cannot step at servers"),

@@ -223,7 +223,7 @@ def test_a_recipe_names_a_placement(capsys: pytest.CaptureFixture[str]) -> None:
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (summary["placement"], summary["group_size"], summary["complete"]) == ("planned", 2, True)
     assert main(["train", DIGITS, "--set", "placement.kind=whole", "--set", "placement.microbatches=2"]) == 2
-    assert "placement.microbatches is nothing that whole has" in capsys.readouterr().err
+    assert "placement.microbatches is not a setting of whole" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_a_recipe_names_a_placement(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--workers", "8", "--group", "3"], "does not divide 8 workers"),
         (["--workers", "0"], "use 1 or more"),
-        (["--workers", "2", "--link", "fast"], "write a number above 0 and one of kbit, mbit, gbit"),
+        (["--workers", "2", "--link", "fast"], "write a number above 0 and a unit, one of kbit, mbit, gbit"),
         (["--workers", "2", "--input", "3,8"], "write it as 3x224x224"),
         (["--workers", "2", "--memory", "1kb"], "the most frugal one needs"),
     ],

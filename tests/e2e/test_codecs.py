@@ -33,22 +33,30 @@ def fit(strategy: tw.Strategy, cluster: Any, **given: Any) -> tuple[tw.Result, s
     return tw.fit("mlp", "digits", strategy=strategy, cluster=cluster, **(asked | given)), used
 
 
-@pytest.mark.parametrize("codec", ["sign1", "sign2", "int4"])
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(
+    ("name", "codec"),
+    [
+        pytest.param(name, codec, marks=[] if codec == "sign2" or name == "sparknet" else pytest.mark.long)
+        for name in STRATEGIES
+        for codec in ("sign1", "sign2", "int4")
+    ],
+)
 def test_strategies_that_leave_the_codec_open_learn_in_few_bits(name: str, codec: str) -> None:
     result, used = fit(STRATEGIES[name], tw.Simulated(workers=3, step_s=0.05), codec=codec)
     assert used == {codec}
     assert result.summary["val_accuracy"] >= 0.9
 
 
-@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+@pytest.mark.parametrize(
+    "bits", [1, pytest.param(2, marks=pytest.mark.long), 4, pytest.param(8, marks=pytest.mark.long)]
+)
 def test_relay_sends_as_many_bits_as_it_is_told_and_learns(bits: int) -> None:
     result, used = fit(tw.Relay(bits=bits), tw.Simulated(workers=3, ratio=20.0))
     assert {CODECS[name].bits for name in used} == {bits}
     assert result.summary["val_accuracy"] >= 0.9
 
 
-@pytest.mark.parametrize("codec", ["sign1", "sign2", "int4"])
+@pytest.mark.parametrize("codec", [pytest.param("sign1", marks=pytest.mark.long), "sign2", "int4"])
 def test_gradients_of_few_bits_teach_at_a_low_rate(codec: str) -> None:
     """At the rate of the other tests one bit a gradient is too few: what feedback holds back arrives too late."""
     low = {"optimizer": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9), "epochs": 12}

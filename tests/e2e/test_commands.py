@@ -227,5 +227,5 @@ def test_the_runbook_s_commands_work_on_a_run_that_lost_a_worker(shell: Any) -> 
     assert "run_ended" in first
     assert re.search(r"checkpoint: \d+", first)
     assert all(text.strip() for text in others)
-    assert any("as the simulation was told" in text for text in others), "who was lost, and why"
+    assert any("by the simulation's fault" in text for text in others), "who was lost, and why"
     assert sum("val accuracy" in text for text in others) == 2, "the run was gone on with twice"

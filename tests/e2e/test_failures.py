@@ -18,7 +18,7 @@ from torch import nn
 import thinwire as tw
 from thinwire import events
 from thinwire.errors import LostWorkersError, WorkerError
-from thinwire.models import cnn8
+from thinwire.models import cnn8, mlp
 from thinwire.strategies.registry import STRATEGIES as REGISTERED
 
 WORKERS, EPOCHS, BATCH = 4, 8, 16
@@ -80,7 +80,7 @@ class Killer:
         return [e for e in self.log if isinstance(e, kind)]
 
 
-def fit(strategy: tw.Strategy, killer: Killer, *, model: Any = cnn8, **changes: Any) -> tw.Result:
+def fit(strategy: tw.Strategy, killer: Killer, *, model: Any = mlp, **changes: Any) -> tw.Result:
     settings: dict[str, Any] = {
         "inputs": ["pixels"],
         "optimizer": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.0 if strategy == tw.ParameterTable() else 0.9),
@@ -137,6 +137,8 @@ VICTIMS = [
     ("parameter-table", 0),
     ("parameter-table-strict", 2),
 ]
+VARIANTS = [("relay", 2), ("easgd", 2), ("parameter-table", 0), ("deepspark", 1)]
+"""The same strategies and kinds of strategies again: for `make test-all`, in virtual time too."""
 REAL = [("relay", 0), ("synchronous", 2), ("easgd", 2)]
 """The default and its first worker; one that stops for its rounds; one whose workers are servers too."""
 
@@ -170,7 +172,9 @@ def check_replaced(result: tw.Result, log: Killer, victim: int, epochs: int = EP
     assert epochs * ROWS - BATCH <= result.summary["rows"] <= epochs * ROWS
 
 
-@pytest.mark.parametrize(("name", "victim"), VICTIMS)
+@pytest.mark.parametrize(
+    ("name", "victim"), [pytest.param(*case, marks=pytest.mark.long if case in VARIANTS else []) for case in VICTIMS]
+)
 def test_a_killed_worker_is_replaced_and_costs_the_others_no_step(name: str, victim: int) -> None:
     log = Killer()
     result = fit(STRATEGIES[name], log, cluster=virtual(*die(victim)))

@@ -17,9 +17,9 @@ from torch import nn
 import thinwire as tw
 from thinwire import events
 from thinwire.errors import CheckpointError, ConfigError, LostWorkersError, WorkerError
-from thinwire.models.small import cnn8
+from thinwire.models import cnn8, mlp
 
-EPOCHS, BATCH, ROWS = 4, 16, 1438
+EPOCHS, BATCH, ROWS = 5, 16, 1438
 LONGER = 8
 """Epochs of runs with real processes, which are to be there when the first of them are killed."""
 
@@ -48,7 +48,7 @@ class Killer:
 def fit(strategy: tw.Strategy, placement: Any, **changes: Any) -> tw.Result:
     settings: dict[str, Any] = {
         "inputs": ["pixels"],
-        "optimizer": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+        "optimizer": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
         "strategy": strategy,
         "placement": placement,
         "cluster": tw.Local(workers=4),
@@ -58,8 +58,12 @@ def fit(strategy: tw.Strategy, placement: Any, **changes: Any) -> tw.Result:
         "deadlines": tw.Deadlines(rejoin_s=40.0, round_s=120.0, join_s=120.0, conclude_s=120.0),
         "progress": False,
     }
-    model = changes.pop("model", cnn8)
+    model = changes.pop("model", mlp)
     return tw.fit(model, "digits", **(settings | changes))
+
+
+def gentle(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
 
 def best(result: tw.Result) -> float:
@@ -83,7 +87,7 @@ def virtual(*victims: int, workers: int = 4, **given: Any) -> tw.Simulated:
 )
 def test_a_strategy_works_across_replicas_of_two(strategy: tw.Strategy, placement: Any, cluster: Any) -> None:
     """Those without a victim below."""
-    result = fit(strategy, placement, cluster=cluster)
+    result = fit(strategy, placement, cluster=cluster, model=cnn8, optimizer=gentle)
     assert result.summary["complete"]
     assert result.summary["rows"] == EPOCHS * ROWS
     assert result.summary["placement"] == placement.name

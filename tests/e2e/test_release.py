@@ -154,5 +154,7 @@ def test_a_recipe_is_found_by_name_and_a_file_of_that_name_comes_first(
     assert recipe.load("digits", ["train.epochs=3"]).train.epochs == 3
     (tmp_path / "digits").write_text("[train]\nepochs = 7\n")
     assert recipe.load("digits").train.epochs == 7
-    with pytest.raises(ConfigError, match="'digit' is not a file, nor one that comes with thinwire"):
+    with pytest.raises(
+        ConfigError, match="'digit' is not a file and not the name of a recipe that comes with thinwire"
+    ):
         recipe.load("digit")

@@ -69,7 +69,14 @@ def test_a_run_comes_to_what_real_processes_come_to(name: str, knobs: dict[str, 
     assert [row["steps"] for row in simulated.history] == [row["steps"] for row in real.history]
 
 
-@pytest.mark.parametrize("name", ["relay", "mpca", "easgd", "deepspark", "diloco", "parameter_table"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "relay",
+        "easgd",
+        *(pytest.param(n, marks=pytest.mark.long) for n in ("mpca", "deepspark", "diloco", "parameter_table")),
+    ],
+)
 def test_the_same_run_twice_gives_the_same_bits_at_the_same_moments(name: str) -> None:
     cluster = tw.Simulated(workers=4, step_s=0.02, link="20mbit", spread=0.3, slow={2: 1.5})
     gentle = {"optimizer": lambda p: torch.optim.SGD(p, lr=0.05)}  # late gradients and momentum do not go together
@@ -128,10 +135,11 @@ def test_a_strategy_that_overlaps_costs_nothing_where_the_link_keeps_up() -> Non
     assert run.summary["busy"] > 0.99
 
 
-@pytest.mark.parametrize("ratio", [8.0, pytest.param(64.0, marks=pytest.mark.long), 110.0])
+@pytest.mark.parametrize("ratio", [8.0, *(pytest.param(ratio, marks=pytest.mark.long) for ratio in (64.0, 110.0))])
 def test_relay_cuts_so_that_a_fragment_s_exchange_fits_a_step(ratio: float) -> None:
     def wide() -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 6000), nn.ReLU(), nn.Linear(6000, 10))
+        width = 1500 if ratio < 10 else 6000  # fragments are cut in whole blocks: many of them need many values
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
 
     cluster = tw.Simulated(workers=8, link="1gbit", latency_s=0.0, ratio=ratio)
     run = fit(cluster, "relay", model=wide, validation=None, batch_size=8, epochs=None, steps=200)
@@ -145,7 +153,7 @@ def test_replicas_computed_together_give_what_each_would_give_alone(monkeypatch:
     monkeypatch.setattr(lab.GradientBatcher, "_together", _counted(lab.GradientBatcher._together, computed))
     together = fit(tw.Simulated(workers=4, step_s=0.02, spread=0.2), "sparknet", {"period": 3}, model=Normed)
     assert sum(computed) > 0
-    monkeypatch.setattr(lab, "stackable", lambda replica: False)
+    monkeypatch.setattr(lab, "can_vmap", lambda replica: False)
     alone = fit(tw.Simulated(workers=4, step_s=0.02, spread=0.2), "sparknet", {"period": 3}, model=Normed)
     torch.testing.assert_close(values(together), values(alone), rtol=1e-3, atol=1e-4)
 
@@ -183,7 +191,9 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("name", ["relay", "synchronous", "easgd"])
+@pytest.mark.parametrize(
+    "name", ["relay", *(pytest.param(name, marks=pytest.mark.long) for name in ("synchronous", "easgd"))]
+)
 def test_faults_happen_when_told_and_are_survived_the_same_way_each_time(name: str) -> None:
     cluster = tw.Simulated(workers=4, step_s=0.1, link="10mbit", faults=FAULTS)
     seen: list[list[tuple[str, int, float]]] = []
@@ -346,8 +356,8 @@ def test_a_run_that_loses_everybody_can_be_gone_on_with(tmp_path: Path) -> None:
 
 
 def test_many_workers() -> None:
-    run = fit(tw.Simulated(workers=100, step_s=0.05), "sparknet", {"period": 2}, batch_size=8, epochs=2)
-    assert run.summary["workers"] == 100
+    run = fit(tw.Simulated(workers=64, step_s=0.05), "sparknet", {"period": 2}, batch_size=8, epochs=2)
+    assert run.summary["workers"] == 64
     assert run.summary["rounds"] >= 2
 
 

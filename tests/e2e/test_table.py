@@ -80,7 +80,13 @@ def test_groups_that_hold_all_workers_are_strict() -> None:
     assert differ(fit(tw.ParameterTable(groups=1)).model, fit(tw.ParameterTable(consistency="strict")).model) < 1e-5
 
 
-@pytest.mark.parametrize("strategy", [tw.ParameterTable(), tw.EASGD(period=4)], ids=["table", "easgd"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param(tw.ParameterTable(), id="table"),
+        pytest.param(tw.EASGD(period=4), id="easgd", marks=pytest.mark.long),
+    ],
+)
 def test_eventual_consistency_comes_close_to_synchronous(strategy: tw.Strategy) -> None:
     """Within half a point and one of 359 validation rows, each with the learning rate that suits it."""
     optimizer = larger_sgd if isinstance(strategy, tw.ParameterTable) else momentum
@@ -103,8 +109,12 @@ def momentum(parameters: Any) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize(
     "strategy",
-    [tw.EASGD(period=3), tw.EASGD(period=3, momentum=0.5), tw.DeepSpark(period=3), tw.ParameterTable()],
-    ids=["easgd", "eamsgd", "deepspark", "table"],
+    [
+        pytest.param(tw.EASGD(period=3), id="easgd"),
+        pytest.param(tw.EASGD(period=3, momentum=0.5), id="eamsgd", marks=pytest.mark.long),
+        pytest.param(tw.DeepSpark(period=3), id="deepspark", marks=pytest.mark.long),
+        pytest.param(tw.ParameterTable(), id="table"),
+    ],
 )
 def test_a_run_resumes(strategy: tw.Strategy, tmp_path: Path) -> None:
     out = str(tmp_path / "run")

@@ -107,7 +107,7 @@ def test_an_encoder_given_as_a_recipe_writes_it_is_the_same() -> None:
         ({"transform": tw.TableEncoder(numeric=["carrier"])}, "'carrier' holds .* has it as numeric"),
         (
             {"transform": {"categoric": ["carrier"]}},
-            "transform.categoric is nothing that TableEncoder has.*categorical",
+            "transform.categoric is not a setting of TableEncoder.*categorical",
         ),
         ({"transform": tw.TableEncoder}, "transform = the class TableEncoder is not possible"),
         ({"transform": tw.TableEncoder(numeric=["distance"])}, None),
@@ -127,7 +127,7 @@ def test_a_table_that_does_not_fit_is_refused_before_a_worker_starts(more: dict[
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({"name": "deepfm", "widht": 8}, "model.widht is nothing that deepfm has.*width"),
+        ({"name": "deepfm", "widht": 8}, "model.widht is not a setting of deepfm.*width"),
         ({"name": "deepfm", "width": 0}, "width = 0 is too small"),
         ({"name": "two_tower"}, r"two_tower.query = \[\] leaves one tower without columns"),
         ({"name": "two_tower", "query": ["user"]}, "query has 'user', which is no column"),
@@ -179,4 +179,4 @@ def test_a_recipe_trains_a_table(tmp_path: Path, monkeypatch: Any, capsys: Any) 
     assert main(["train", "flights.toml", "--set", "data.transform=json:loads"]) != 0
     assert "data.table and data.transform exclude each other" in capsys.readouterr().err
     assert main(["train", "flights.toml", "--set", "data.table.categorcal=[]"]) != 0
-    assert "data.table.categorcal is nothing that TableEncoder has" in capsys.readouterr().err
+    assert "data.table.categorcal is not a setting of TableEncoder" in capsys.readouterr().err

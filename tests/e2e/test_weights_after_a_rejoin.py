@@ -56,10 +56,8 @@ class WatchedSynchronous(tw.Synchronous):
         return seen[-1][1]
 
 
-WATCHED: list[Strategy] = [
-    WatchedRelay(), WatchedRelay(fragments=4, bits=8), WatchedMPCA(), WatchedMPCA(fragments=1), WatchedAuto(),
-    WatchedSparkNet(period=3), WatchedSynchronous(),
-]  # fmt: skip
+WATCHED: list[Strategy] = [WatchedRelay(), WatchedMPCA(), WatchedAuto(), WatchedSparkNet(period=3)]
+MORE: list[Strategy] = [WatchedRelay(fragments=4, bits=8), WatchedMPCA(fragments=1), WatchedSynchronous()]
 
 
 def net() -> nn.Module:
@@ -75,7 +73,11 @@ def run(strategy: Strategy, workers: int, *faults: tw.Fault, **more: Any) -> tw.
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("strategy", WATCHED, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(
+    "strategy",
+    [*WATCHED, *(pytest.param(strategy, marks=pytest.mark.long) for strategy in MORE)],
+    ids=lambda s: type(s).__name__,
+)
 def test_a_replacement_s_first_contributions_count_by_its_own_steps(strategy: Strategy) -> None:
     whole = run(strategy, 3)
     usual = max(share.steps for share, _ in seen)

@@ -33,6 +33,7 @@ from thinwire.replicas.torch import TorchReplica, TrainSpec
 from thinwire.rules.compression import CODECS, codec, warm_up
 from thinwire.strategies import EASGD, MPCA, Relay, SparkNet
 from thinwire.transport import zmq as wire
+from thinwire.worker.local_model import Origin
 from thinwire.worker.plan import WorkerPlan
 from thinwire.worker.worker import Worker
 
@@ -243,7 +244,7 @@ STRATEGIES: tuple[Any, ...] = (MPCA(), SparkNet(period=1), Relay())
 
 def _heed(worker: Worker) -> None:
     with contextlib.suppress(TimedOutError):  # a verdict was asked for, and there is no coordinator
-        worker._take_signals(0.0)
+        worker.inbox.take_signals(0.0)
 
 
 def _worker(data: bytes) -> None:
@@ -263,12 +264,13 @@ def _worker(data: bytes) -> None:
     size, whole = joint.size, list(joint.fragment(0))
     if not behind:
         replica.vector.detach().add_(1.0)
-        worker._stepped = True
+        worker.local.origin = Origin.STEPS
         worker.meter.steps += 1
         number, fragment = peer.claim()
-        worker.send_off(number, fragment, snapshot_of(fragment.of(replica.vector).detach(), worker.spares), 1.0)
+        snapshot = snapshot_of(fragment.of(replica.vector).detach(), worker.rounds.spares)
+        worker.rounds.launch(number, fragment, snapshot, 1.0)
     tree = {"joint": joint.tree(), "buffers": replica.buffers.vector(), "counts": replica.buffers.counts()}
-    tree |= {"schedule": replica.schedule(), "published": 1, "went": [0, 0], "best": 0.5, "replica": replica.shared()}
+    tree |= {"schedule": replica.schedule(), "published": 1, "went": [0, 0], "best": None, "replica": replica.shared()}
     payloads = [
         None,
         *(bytes(n) for chunk in cut(Fragment(*whole), range(3), 32) for n in [4 * (chunk.stop - chunk.start)]),

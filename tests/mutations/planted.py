@@ -187,7 +187,7 @@ MUTATIONS = (
         name="the rest of a broken group goes on alone",
         guarantee="a group that loses a worker comes together again",
         file="src/thinwire/coordinator/membership.py",
-        old="[Lost(worker, attempt, reason, seat.host), *(Send(s.worker, s.attempt, Stand()) for s in fellows)]",
+        old="[Lost(worker, attempt, reason, seat.host), *(Send(s.worker, s.attempt, Stand()) for s in others)]",
         new="[Lost(worker, attempt, reason, seat.host)]",
         tests=("tests/simulated/test_groups.py",),
     ),

@@ -282,7 +282,7 @@ def test_a_line_that_is_no_event_is_passed_over(tmp_path: Path, line: bytes) -> 
     (folder / "events.jsonl").write_bytes(kept[: len(kept) // 2] + b"\n" + line + b"\n" + kept[len(kept) // 2 :])
     server = serve([str(folder)])
     try:
-        poll(lambda: server.sources[0].story.head.get("state") == "ended")
+        poll(lambda: server.sources[0].reducer.head.get("state") == "ended")
         assert server.sources[0].error == ""
         assert ask(server, "/metrics")[0] == 200
     finally:

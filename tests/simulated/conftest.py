@@ -1,4 +1,4 @@
-"""A simulated network: K `Rounds` machines, a virtual clock, one message delivered at a time. No threads, no sleeps."""
+"""A simulated network: K `Rounds` machines and a virtual clock; one message is delivered at a time, without threads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Packet = tuple[dict[str, Any], "memoryview | None"]
 
 
 class Mesh:
-    """Machines joined by links that keep their own order; which link delivers next is the seed's choice."""
+    """Machines joined by links that keep messages in order; the seed decides which link delivers next."""
 
     def __init__(
         self,
@@ -46,18 +46,18 @@ class Mesh:
         self.owner_residual: dict[int, Tensor] = {}
         self.links: dict[tuple[int, int], deque[Packet]] = {}
         self.cut_links: set[tuple[int, int]] = set()
-        """Links whose messages wait until healed."""
+        """Links whose messages wait until the link is healed."""
         self.keeping: set[int] = set()
-        """Workers that keep completed rounds unsettled, as one does that waits for the joint state."""
+        """Workers that leave completed rounds unsettled, like a worker that waits for the joint state."""
         self.landed: dict[int, dict[str, Completed]] = {}
         self.counted: dict[str, dict[int, list[int]]] = {}
-        """By key and chunk, the workers whose parts its owner summed last."""
+        """By key and chunk, the workers whose parts its owner last summed."""
         self.form(workers)
 
     # -- machines ---------------------------------------------------------------------------------------------------
 
     def form(self, workers: Iterable[int]) -> dict[int, list[Launch]]:
-        """A new generation of these workers, as `Peer` begins one; returns what each must launch again."""
+        """Begins a generation of these workers, as `Peer` does; returns the rounds that each must launch again."""
         attempts = dict.fromkeys(sorted(workers), 0)
         self.generation += 1
         for gone in set(self.machines) - set(attempts):
@@ -108,12 +108,12 @@ class Mesh:
         note: dict[str, Any] | None = None,
     ) -> None:
         fragment = fragment or Fragment(0, self.size)
-        own = None if values is None else values.clone()  # a machine may write what it is given
+        own = None if values is None else values.clone()  # a machine may overwrite the values
         assert self.machines[worker].launch(Launch(key, fragment, codec_name, own, weight, note or {}))
         self._collect(worker)
 
     def relaunch(self, worker: int, given_up: list[Launch]) -> None:
-        """Launches again what a new generation made a worker give up."""
+        """Launches the rounds again that a worker gave up for a new generation."""
         for launch in given_up:
             assert self.machines[worker].launch(launch)
         self._collect(worker)
@@ -121,7 +121,7 @@ class Mesh:
     # -- the network ------------------------------------------------------------------------------------------------
 
     def deliver(self, link: tuple[int, int] | None = None) -> bool:
-        """Delivers one message of a link, or of a random one; False where nothing can move."""
+        """Delivers one message of the given link or of a random one; False if no message can be delivered."""
         ready = sorted(pair for pair, queue in self.links.items() if queue and pair not in self.cut_links)
         if link is None:
             if not ready:
@@ -134,7 +134,7 @@ class Mesh:
         return True
 
     def inject(self, sender: int, receiver: int, header: Any, payload: memoryview | None = None) -> None:
-        """Hands a machine a message, as a `Member` does; also one that no machine sent."""
+        """Passes a message to a machine, as a `Member` does; the message may be forged."""
         try:
             self.machines[receiver].receive(sender, AMONG_WORKERS.decode(header), payload)
         except ProtocolError:
@@ -148,7 +148,7 @@ class Mesh:
             self._collect(worker)
 
     def run(self, most: int = 1_000_000) -> int:
-        """Delivers until nothing moves, or `most` messages; returns how many."""
+        """Delivers up to `most` messages, until none is left; returns their number."""
         moved = 0
         while moved < most and self.deliver():
             moved += 1
@@ -164,14 +164,14 @@ class Mesh:
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def mean(self, key: str) -> Tensor:
-        """The mean of a round, after checking that every worker holds the same bits."""
+        """The mean of a round, after a check that every worker holds the same bits."""
         found = [self.landed[worker][key].mean for worker in sorted(self.machines)]
         for other in found[1:]:
             assert torch.equal(found[0].view(torch.int32), other.view(torch.int32))
         return found[0]
 
     def total(self, key: str) -> Tensor:
-        """What a round's counted contributions sum to, by their owners: mean × number counted, chunk by chunk."""
+        """The sum of a round's counted contributions, by their owners: mean × number counted, for each chunk."""
         machine = next(iter(self.machines))
         done = self.landed[machine][key]
         total = done.mean.clone()
@@ -191,7 +191,7 @@ class Mesh:
         return [self.counted[key][index] for index in sorted(self.counted[key])]
 
     def owed(self) -> Tensor:
-        """All that was contributed and has not landed: workers' residuals, and owners' in the unit of sums."""
+        """All contributions that have not landed: residuals of workers, and of owners in units of sums."""
         total = torch.zeros(self.size, dtype=torch.float64)
         for worker, machine in self.machines.items():
             total += self.residual[worker].double()

@@ -140,9 +140,9 @@ def test_a_group_that_fell_apart_unnoticed_meets_once_more() -> None:
 def test_whole_groups_only() -> None:
     groups = Groups(6, 3)
     assert groups.whole([0, 1, 2, 4, 5]) == {0, 1, 2}
-    assert groups.fellows(4) == [3, 5]
+    assert groups.others_in_group(4) == [3, 5]
     assert Groups(3, 1).whole([0, 2]) == {0, 2}
-    assert Groups(3, 1).fellows(0) == []
+    assert Groups(3, 1).others_in_group(0) == []
 
 
 def test_the_agreement_is_not_settled_while_a_worker_of_a_broken_group_is_still_called() -> None:

@@ -328,7 +328,9 @@ def test_a_worker_whose_rows_are_done_takes_the_others_steps(factory: Any) -> No
     assert all(torch.equal(each, ends[0]) for each in ends)
 
 
-@pytest.mark.parametrize("at_s", [0.25, 0.45, 0.65, 0.95, 1.35])
+@pytest.mark.parametrize(
+    "at_s", [0.25, 0.65, *(pytest.param(at_s, marks=pytest.mark.long) for at_s in (0.45, 0.95, 1.35))]
+)
 @distributed
 def test_a_worker_that_is_lost_in_the_middle_of_a_step_is_replaced(factory: Any, at_s: float) -> None:
     """The others take the step again; the new one is given what they have, and decides as they do."""

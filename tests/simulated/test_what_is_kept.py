@@ -111,7 +111,7 @@ def test_a_report_that_comes_after_the_verdict_is_not_judged_again() -> None:
 def test_of_warnings_the_last_few_are_kept() -> None:
     outcome = Outcome()
     for number in range(100):
-        outcome.heed(
+        outcome.record(
             events.Tried(
                 steps=1,
                 joint=2.0,

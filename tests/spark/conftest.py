@@ -21,16 +21,16 @@ import thinwire as tw
 pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'thinwire[spark]'")
 
 THREE, PAIRS = "local-cluster[3,1,1024]", "local-cluster[2,2,1024]"
-"""Executors with one slot each; executors with a second slot, for tasks that visit their workers."""
+"""Executors with one slot each; and executors with a second slot, for tasks that visit their workers."""
 KILLING = ("test_dashboard.py", "test_executors_die.py", "test_groups_on_spark.py", "test_interrupts.py")
 PATIENT = tw.Deadlines(silence_s=60.0, prepare_s=300.0, gather_s=600.0, start_s=600.0, rejoin_s=600.0, stall_s=300.0)
-"""For runs in which nothing is lost and all workers are there from the start, however slow the machine is."""
+"""Deadlines for runs without losses whose workers are all present from the start, on machines of any speed."""
 LONGEST_S = 600.0
-"""A backstop against hangs for whatever a test waits for."""
+"""Longest time that a test waits for anything; prevents hangs."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs the tests of one cluster after each other: those that kill executors last, then those of other clusters."""
+    """Groups tests by cluster: those that kill executors run last on their cluster, then tests of other clusters."""
 
     def turn(item: pytest.Item) -> int:
         if item.path.parent != Path(__file__).parent:
@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Clusters:
-    """The Spark session of this process: there can be one at a time."""
+    """The Spark session of this process, of which only one can exist at a time."""
 
     def __init__(self, scratch: Path) -> None:
         self.scratch = scratch
@@ -51,7 +51,7 @@ class Clusters:
         self.applications: list[Path] = []
 
     def of(self, master: str, **settings: str) -> Any:
-        """The session of a cluster, which is started unless it is the one that runs."""
+        """The session of a cluster; starts the cluster unless it is running."""
         if self.master != master:
             self.stop()
             self.current, self.master = self._start(master, settings), master
@@ -59,7 +59,7 @@ class Clusters:
         return self.current
 
     def _start(self, master: str, more: dict[str, str]) -> Any:
-        """The driver's JVM runs in the scratch folder: Spark resolves relative paths to it."""
+        """Starts the driver's JVM in the scratch folder, because Spark resolves relative paths against it."""
         from pyspark.sql import SparkSession
 
         settings = {
@@ -88,14 +88,14 @@ class Clusters:
         return session
 
     def wait(self) -> None:
-        """Waits until all executors are there and idle: an earlier test may have killed some, or left some busy."""
+        """Waits until all executors are present and idle: an earlier test may have killed some, or left some busy."""
         if self.current is None:
             return
         wanted = int(self.master.partition("[")[2].split(",")[0])
         tracker = self.current.sparkContext._jsc.sc().statusTracker()
         deadline = time.monotonic() + LONGEST_S
         while True:
-            busy = [executor.numRunningTasks() for executor in tracker.getExecutorInfos()]  # the driver's too
+            busy = [executor.numRunningTasks() for executor in tracker.getExecutorInfos()]  # includes the driver
             if len(busy) == wanted + 1 and not any(busy):
                 return
             assert time.monotonic() < deadline, f"{wanted} idle executors never came: {busy} with the driver"
@@ -119,12 +119,12 @@ class Clusters:
         self.master, self.current, self.frame = "", None, None
 
     def told(self) -> str:
-        """What the executors of the cluster have written on their standard error."""
+        """What the executors of the cluster have written to their standard error."""
         return "".join(path.read_text(errors="replace") for path in self.applications[-1].glob("*/stderr"))
 
 
 def spark_home() -> str:
-    """Where executors on this machine have their folders."""
+    """The installation folder of Spark, below which executors on this machine have their folders."""
     from pyspark.find_spark_home import _find_spark_home
 
     return str(_find_spark_home())
@@ -145,13 +145,13 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
 
 @pytest.fixture(scope="module")
 def spark(clusters: Clusters) -> Any:
-    """Three executors of a slot each: a master, three workers and three JVMs, as processes."""
+    """Three executors with one slot each: a master, three workers and three JVMs, as processes."""
     return clusters.of(THREE)
 
 
 @pytest.fixture(scope="module")
 def pairs(clusters: Clusters) -> Any:
-    """Two executors of two slots each."""
+    """Two executors with two slots each."""
     return clusters.of(PAIRS)
 
 
@@ -163,7 +163,7 @@ def digits(clusters: Clusters, spark: Any) -> Any:
 
 @pytest.fixture
 def unstopped(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The cluster, for programs that start and stop a session: they get this one, which stays up."""
+    """The cluster, for programs that start and stop a session: they get this session, which keeps running."""
     from pyspark.sql import SparkSession
 
     monkeypatch.setattr(SparkSession, "stop", lambda session: None)
@@ -172,13 +172,13 @@ def unstopped(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture(autouse=True)
 def whole(request: pytest.FixtureRequest) -> None:
-    """Every test begins with all executors, idle."""
+    """Makes every test begin with all executors present and idle."""
     if {"spark", "pairs"} & set(request.fixturenames):
         request.getfixturevalue("clusters").wait()
 
 
 class Slow(nn.Module):
-    """A network whose steps take 20 ms, as one of some size would: there is time to do something to the run."""
+    """A network whose steps take 20 ms, which leaves time for faults during a run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ class Slow(nn.Module):
 
 @contextlib.contextmanager
 def slots_taken(spark: Any, folder: Path, count: int) -> Iterator[Path]:
-    """Tasks hold some of the slots until the file is there."""
+    """Tasks occupy `count` slots until the yielded file exists."""
     over = folder / "over"
     place, until = str(folder), str(over)
 
@@ -223,7 +223,7 @@ def slots_taken(spark: Any, folder: Path, count: int) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def one_executor_filled(spark: Any, folder: Path) -> Iterator[Path]:
-    """Tasks hold all slots of one executor until the file is there, and none of the other executor's."""
+    """Tasks occupy all slots of one executor, and none of the other's, until the yielded file exists."""
     context = spark.sparkContext
     count = context.defaultParallelism
     place = str(folder)
@@ -268,13 +268,13 @@ def one_executor_filled(spark: Any, folder: Path) -> Iterator[Path]:
 
 
 def _names(context: Any) -> list[str]:
-    """The executors, by Spark's names."""
+    """Spark's names of the executors."""
     found = context._jsc.sc().statusStore().executorList(True)
     return [found.apply(i).id() for i in range(found.size()) if found.apply(i).id() != "driver"]
 
 
 def executor_of(pid: int) -> int:
-    """The executor JVM above a Python worker: its daemon's parent."""
+    """The executor JVM of a Python worker: the parent of its daemon."""
     for _ in range(4):
         pid = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
         if b"CoarseGrainedExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_bytes():

@@ -70,6 +70,7 @@ def test_transform_predicts_by_the_blob_that_the_loss_compares_with_labels(fitte
     assert sum(row["prediction"] == row["label"] for row in found) >= 85
 
 
+@pytest.mark.long
 def test_transform_gives_the_blob_that_is_chosen(fitted: TorchModel, digits: Any, tmp_path: Path) -> None:
     some = digits.filter("number < 20").orderBy("number")
     net = fitted.module.eval()
@@ -99,6 +100,7 @@ def test_a_saved_model_needs_neither_the_files_nor_a_pickle(fitted: TorchModel, 
     assert torch.equal(net.params["ip2"][0], fitted.module.net.params["ip2"][0])
 
 
+@pytest.mark.long
 def test_a_saved_estimator_trains_after_it_is_loaded(digits: Any, tmp_path: Path) -> None:
     made = estimator(epochs=1, output_blob="ip1")
     plain = {name: held for name, held in made.getOrDefault(made.fitOptions).items() if name != "deadlines"}
@@ -136,6 +138,7 @@ def test_executors_need_none_of_the_files_that_a_prototxt_names(digits: Any, tmp
     assert np.allclose(np.stack([row["rawPrediction"].toArray() for row in found]), wanted, atol=1e-4)
 
 
+@pytest.mark.long
 def test_an_rdd_of_images_and_labels_trains_a_caffe_network(spark: Any, digits: Any) -> None:
     """SparkNet's Listing 3: `set_training_data` of an RDD, here with the strategy's own exchange."""
     rows = digits.filter("number < 600").rdd.map(

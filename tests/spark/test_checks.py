@@ -41,7 +41,7 @@ def test_a_dataframe_of_no_rows_is_refused(frame: Any) -> None:
 
 
 def test_waiting_for_an_evaluation_of_no_rows_is_refused(frame: Any) -> None:
-    with pytest.raises(DataError, match=r"until \(val_loss <= 0.1\) is looked at on validation rows, and no"):
+    with pytest.raises(DataError, match=r"until \(val_loss <= 0.1\) is measured on validation rows, and no"):
         estimator(validation_indicator_col="held", until="val_loss <= 0.1").fit(frame.filter("not held"))
 
 

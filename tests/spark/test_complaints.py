@@ -192,6 +192,7 @@ def test_cannot_resume_from_where_it_was(digits: Any, tmp_path: Path, monkeypatc
     assert again.summary["steps"] == 2 * first.summary["steps"]
 
 
+@pytest.mark.long
 def test_a_shard_larger_than_a_workers_memory(spark: Any) -> None:
     """yahoo/CaffeOnSpark#234, intel/BigDL#695: rows lie in a mapped file; the process may not hold what they take."""
     rows, width, limit = 6_000, 16_384, 250 << 20  # 393 MB in one shard

@@ -261,6 +261,7 @@ def test_parallel_cross_validation_shares_the_slots_and_every_fit_has_all_its_wo
     assert [model.summary["workers"] for model in models] == [2] * 5
 
 
+@pytest.mark.long
 def test_images_and_strings_are_trained_on(spark: Any) -> None:
     """horovod/horovod#3256, #2104: Spark's image schema as it is; strings through a transform."""
     rng = np.random.default_rng(0)
@@ -300,6 +301,7 @@ def test_a_regression_adds_a_number(spark: Any) -> None:
     assert max(abs(row.prediction - row.y) for row in found) < 0.5
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_train_validation_split_chooses_between_two(digits: Any) -> None:
     from pyspark.ml.evaluation import MulticlassClassificationEvaluator
@@ -312,6 +314,7 @@ def test_train_validation_split_chooses_between_two(digits: Any) -> None:
     assert chosen.validationMetrics[0] > chosen.validationMetrics[1] + 0.1
 
 
+@pytest.mark.long
 def test_parquet_files_are_read_where_they_lie(digits: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "digits.parquet")
     digits.select("pixels", "label").repartition(4).write.parquet(path)

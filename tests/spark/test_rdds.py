@@ -50,6 +50,7 @@ def test_an_rdd_trains_to_the_same_parameters_as_a_dataframe_of_the_same_rows(sp
         assert torch.equal(value, two.model.state_dict()[name]), name
 
 
+@pytest.mark.long
 def test_an_rdd_trains_without_a_cluster_named_and_validates_on_another_rdd(spark: Any, rdd: Any) -> None:
     held = spark.sparkContext.parallelize(list(zip(IMAGES[:12], LABELS[:12], strict=True)), 2)
     result = tw.fit(net, rdd, validation=held, **SETTINGS)

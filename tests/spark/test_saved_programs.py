@@ -185,6 +185,7 @@ def test_importable_code_is_used_before_the_program_and_a_damaged_program_is_ref
         TorchModel.load(old)
 
 
+@pytest.mark.long
 def test_a_program_holds_the_transform_which_cannot_be_replaced_alone(
     digits: Any, notebook: Any, tmp_path: Path
 ) -> None:
@@ -200,6 +201,7 @@ def test_a_program_holds_the_transform_which_cannot_be_replaced_alone(
             np.testing.assert_allclose(row.rawPrediction.toArray(), expected.rawPrediction.toArray(), atol=1e-5)
 
 
+@pytest.mark.long
 def test_images_are_decoded_before_the_program(spark: Any, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows = [

@@ -173,8 +173,11 @@ def test_mpca_trains_with_its_fragments_in_flight(frame: Any) -> None:
 
 @pytest.mark.parametrize(
     ("strategy", "codec"),
-    [(tw.Relay(quorum=1.0), None), (tw.Relay(bits=1, quorum=1.0), "sign1"), (tw.SparkNet(period=5), "sign2")],
-    ids=["relay", "relay in one bit", "sparknet in two bits"],
+    [
+        pytest.param(tw.Relay(quorum=1.0), None, id="relay"),
+        pytest.param(tw.Relay(bits=1, quorum=1.0), "sign1", id="relay in one bit", marks=pytest.mark.long),
+        pytest.param(tw.SparkNet(period=5), "sign2", id="sparknet in two bits", marks=pytest.mark.long),
+    ],
 )
 def test_contributions_are_packed_as_strategy_or_run_say(frame: Any, strategy: tw.Strategy, codec: str | None) -> None:
     log: list[events.Event] = []

@@ -77,12 +77,14 @@ def test_a_table_is_trained_saved_and_predicted_with_nulls_and_categories_never_
     assert again.stages[0].getInputCols() == ["carrier", "hour", "distance"]
 
 
+@pytest.mark.long
 def test_rows_held_back_by_a_column_are_not_fitted_on(frame: Any) -> None:
     held = frame.withColumn("held", F.col("hour") > 12)
     fitted = estimator(validation_indicator_col="held", epochs=1).fit(held)
     assert max(fitted._user.vocabularies["hour"]) == 12
 
 
+@pytest.mark.long
 def test_an_estimator_with_an_encoder_is_saved_as_data_and_fits_anew(frame: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "estimator")
     estimator(epochs=1).save(path)
@@ -91,6 +93,7 @@ def test_an_estimator_with_an_encoder_is_saved_as_data_and_fits_anew(frame: Any,
     assert again.fit(frame).getInputCols() == ["carrier", "hour", "distance"]
 
 
+@pytest.mark.long
 def test_a_transform_of_ones_own_sees_nulls_in_training_and_in_prediction(frame: Any) -> None:
     import torch
     from torch import nn

@@ -250,7 +250,14 @@ def test_algorithms_refuse_what_they_cannot_do() -> None:
         tw.fit("rbm", "digits", algorithm="cd", cluster=tw.Local(workers=1))
 
 
-@pytest.mark.parametrize("strategy", [tw.SparkNet(period=10), tw.MPCA(), tw.Relay(), tw.EASGD(period=5)])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        tw.Relay(),
+        tw.EASGD(period=5),
+        *(pytest.param(each, marks=pytest.mark.long) for each in (tw.SparkNet(period=10), tw.MPCA())),
+    ],
+)
 def test_a_machine_learns_under_any_strategy(strategy: tw.Strategy) -> None:
     result = tw.fit(
         "rbm", "digits", inputs=["pixels"], algorithm=tw.ContrastiveDivergence(), strategy=strategy,

@@ -31,8 +31,7 @@ def overfitted(**arguments: Any) -> tw.Result:
         epochs=30,
         batch_size=8,
         optimizer={"name": "sgd", "lr": 0.5},
-        cluster=tw.Simulated(workers=2, step_s=0.01),
-        **arguments,
+        **{"cluster": tw.Simulated(workers=2, step_s=0.01), **arguments},
     )
 
 
@@ -82,3 +81,12 @@ def test_a_run_that_goes_on_remembers_its_best_evaluation(tmp_path: Path) -> Non
     again = overfitted(strategy=tw.Synchronous(), resume=tmp_path, steps=first.summary["steps"] + 4)
     assert again.summary["best_evaluation"] == first.summary["best_evaluation"]
     assert again.summary["best_val_loss"] == first.summary["best_val_loss"]
+
+
+def test_a_worker_that_is_replaced_after_an_evaluation_is_handed_the_best_model_with_the_joint_state() -> None:
+    cluster = tw.Simulated(workers=2, step_s=0.1, faults=[tw.Fault(at_s=3.0, worker=0, seconds=0.2)])
+    told: list[Any] = []
+    result = overfitted(restore_best=True, cluster=cluster, callbacks=[told.append])
+    assert "rejoined" in [event.kind for event in told]
+    assert result.summary["model"] == "best"
+    assert loss_of(result.model) == pytest.approx(result.summary["best_val_loss"], rel=1e-5)

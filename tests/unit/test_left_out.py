@@ -55,6 +55,6 @@ def test_an_evaluation_of_no_rows_leaves_what_was_measured_before() -> None:
     evaluations.hear(0, Evaluated(number=1, sums=measured, weights={"val_loss": 6.0}, rows=6, **told))
     evaluations.hear(0, Evaluated(number=2, sums=nothing, weights=nothing, rows=0, **told))
     for judged in evaluations.ready({0}, {}, 8, None, 6):
-        outcome.heed(judged.event)
+        outcome.record(judged.event)
     assert outcome.metrics == {"val_loss": 0.5}
     assert (outcome.validation_rows, outcome.left_out) == (6, 0)

@@ -1,10 +1,11 @@
-"""The driver's state machines: what their tables allow, and what they refuse."""
+"""State machines: what their tables allow, and what they refuse."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+import torch
 
 from thinwire.coordinator import checkpoints, ending, generation, member
 from thinwire.coordinator.ending import Ending
@@ -13,12 +14,17 @@ from thinwire.coordinator.membership import Membership
 from thinwire.protocol.deadlines import Deadlines
 from thinwire.protocol.messages import Join, Prepared
 from thinwire.protocol.transitions import InvalidTransitionError, Row, Transitions
+from thinwire.worker import life, publication
+from thinwire.worker.life import Life, LifeEvent
+from thinwire.worker.publication import Publication, PublicationEvent
 
 MACHINES = {
     "member": (member.TRANSITIONS, MemberEvent),
     "generation": (generation.TRANSITIONS, generation.GenerationEvent),
     "run": (ending.TRANSITIONS, ending.RunEvent),
     "checkpoint": (checkpoints.TRANSITIONS, checkpoints.CheckpointEvent),
+    "life": (life.TRANSITIONS, LifeEvent),
+    "publication": (publication.TRANSITIONS, PublicationEvent),
 }
 
 
@@ -128,3 +134,37 @@ def test_rows_cannot_be_done_before_a_generation_has_formed() -> None:
     run = Ending(Membership(1), 1, lambda worker, attempt, body: None)
     with pytest.raises(InvalidTransitionError, match="GATHERING does not allow ROWS_DONE"):
         run.begin(0.0)
+
+
+def test_a_worker_is_finished_from_its_last_round_until_it_leaves_and_not_where_its_group_breaks_meanwhile() -> None:
+    worker, seen = Life(), []
+    for _ in range(2):  # a second generation changes nothing
+        worker.form()
+    for cause in (LifeEvent.SYNC, LifeEvent.DRAIN, LifeEvent.FINISH, LifeEvent.BREAK):
+        worker.move(cause)
+        seen.append(worker.finished)
+    assert seen == [False, False, True, False]
+    for cause in (LifeEvent.SYNC, LifeEvent.DRAIN, LifeEvent.FINISH, LifeEvent.CONCLUDE, LifeEvent.LEAVE):
+        worker.move(cause)
+        seen.append(worker.finished)
+    assert seen[4:] == [False, False, True, True, False]
+
+
+def test_a_worker_cannot_conclude_before_it_has_finished() -> None:
+    worker = Life()
+    worker.form()
+    worker.move(LifeEvent.SYNC)
+    with pytest.raises(InvalidTransitionError, match="TRAINING does not allow CONCLUDE; it allows BREAK, DRAIN"):
+        worker.move(LifeEvent.CONCLUDE)
+
+
+def test_a_publication_is_neither_evaluated_nor_saved_before_its_buffers_are_here() -> None:
+    made = Publication(1, torch.zeros(1), evaluate=True)
+    for cause in (PublicationEvent.EVALUATE, PublicationEvent.SAVE):
+        with pytest.raises(InvalidTransitionError, match="CAPTURED does not allow"):
+            made.move(cause)
+    made.give({})
+    made.move(PublicationEvent.EVALUATE)
+    made.move(PublicationEvent.SAVE)
+    with pytest.raises(InvalidTransitionError, match="SAVED does not allow DROP; it allows SAVE"):
+        made.move(PublicationEvent.DROP)

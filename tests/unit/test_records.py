@@ -71,7 +71,7 @@ def test_numbers_that_spark_lacks_become_wider_ones(given: Any, kind: Any) -> No
 def test_whole_numbers_among_the_first_records_do_not_cut_those_after() -> None:
     found = table([([0, 1], 0), ([0.5, 1], 1)])
     assert found.column("features").to_pylist() == [[0.0, 1.0], [0.5, 1.0]]
-    with pytest.raises(DataError, match=r"'features' of a record of the RDD is no list<.*: int64>.*one type"):
+    with pytest.raises(DataError, match=r"'features' of a record of the RDD is not a list<.*: int64>.*one type"):
         table([([0, 1], 0), ([0.5, 1], 1)], looked_at=1)
 
 
@@ -93,8 +93,8 @@ def test_records_are_cut_into_batches_by_their_size() -> None:
         ([(1, 2, 3)], r"is a tuple of 3; a pair \(array, label\)"),
         (["text"], "is a str: 'text'"),
         ([object()], "is a object"),
-        ([([1.0, "a"], 0)], r"'features' of the RDD's records is no array of numbers: \"\[1.0, 'a'\]\" \(list\)"),
-        ([([1.0], 0), (["a"], 0)], "'features' of the RDD's records is no array of numbers"),
+        ([([1.0, "a"], 0)], r"'features' of the RDD's records is not an array of numbers: \"\[1.0, 'a'\]\" \(list\)"),
+        ([([1.0], 0), (["a"], 0)], "'features' of the RDD's records is not an array of numbers"),
         ([([1.0], 0), ([[1.0]], 0)], "one number of dimensions"),
         ([([1.0], None)], "'label' is None"),
         ([{"a": 1}, {"b": 1}], "has 'b' where the first has 'a'"),

@@ -18,7 +18,7 @@ from thinwire.coordinator.outcome import Outcome
 from thinwire.errors import CheckpointError
 from thinwire.protocol.messages import Saved
 from thinwire.run.driver import Run
-from thinwire.worker.group_publisher import GroupPublisher
+from thinwire.worker.publisher import Publisher
 
 PART = {"name": "joint", "size_bytes": 1, "digest": "0" * 64}
 
@@ -103,8 +103,8 @@ def test_a_last_checkpoint_that_failed_is_told_of_whatever_was_saved_beside_it(
 ) -> None:
     """One that was never begun has the next one's number; the last has what it has."""
     outcome = Outcome()
-    outcome.heed(events.CheckpointSaved(name=saved, steps=21, size_bytes=1))
-    outcome.heed(events.CheckpointFailed(name=failed, reason="no room"))
+    outcome.record(events.CheckpointSaved(name=saved, steps=21, size_bytes=1))
+    outcome.record(events.CheckpointFailed(name=failed, reason="no room"))
     assert (outcome.unsaved is not None) == told
 
 
@@ -112,9 +112,9 @@ def test_lanes_that_count_differently_save_under_one_name() -> None:
     """A group that was lost had announced a publication in one lane only: numbers differ there from then on."""
     names = []
     for number in (5, 4):
-        lane: Any = GroupPublisher.__new__(GroupPublisher)
-        lane.number = number
-        lane._publish = lambda number, model, joint, save, evaluate: names.append(save)
+        lane: Any = Publisher.__new__(Publisher)
+        lane.number, lane._in_group = number, True
+        lane.publish = lambda number, model, joint, *, save, evaluate: names.append(save)
         lane.take_up({"publish": 6, "save": 20, "evaluate": True}, torch.zeros(1), None)
     assert names == ["000006-step-20"] * 2
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import cloudpickle
 import pytest
 
 from thinwire.cluster.shipping import packed
@@ -51,3 +54,14 @@ def test_a_package_of_another_environment_on_the_path_goes_by_name(
 ) -> None:
     answer = module_in(tmp_path / "lib" / "site-packages", "own_module_c", monkeypatch)
     assert not loads_elsewhere(packed(answer), tmp_path)
+
+
+@pytest.mark.processes
+def test_what_thinwire_itself_needs_goes_by_name_wherever_it_is_installed(tmp_path: Path) -> None:
+    """As after `pip install --target`: cloudpickle cannot pickle itself by value."""
+    shutil.copytree(Path(cloudpickle.__file__).parent, tmp_path / "cloudpickle")
+    code = "from thinwire.cluster import shipping; shipping.packed(lambda: 1); print(shipping.cloudpickle.__file__)"
+    there = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=there, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(tmp_path))

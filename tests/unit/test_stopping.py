@@ -134,7 +134,7 @@ def test_a_target_that_would_never_be_reached_is_refused(until: str, told: str) 
 
 
 def test_a_target_on_validation_rows_needs_some() -> None:
-    with pytest.raises(ConfigError, match="until looks at 'val_loss' of validation rows and there are none"):
+    with pytest.raises(ConfigError, match="until needs 'val_loss' on validation rows, and the run has none"):
         run(until="val_loss <= 0.5")
 
 

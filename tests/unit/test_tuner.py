@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,9 +20,21 @@ from thinwire.worker.tuner import Tuner
 from thinwire.worker.wire_meter import WireMeter
 
 
+def parts(*, lead: bool, traffic: Callable[[], Traffic | None], **local: Any) -> dict[str, Any]:
+    """What a tuner is made of, as much of it as it looks at."""
+    return {
+        "plan": SimpleNamespace(codec="float32"),
+        "local": SimpleNamespace(**{"strategy": None, "joint": None, "meter": None, **local}),
+        "generation": SimpleNamespace(lead=lead, members=range(4)),
+        "exchange": SimpleNamespace(traffic=traffic),
+        "reports": SimpleNamespace(event=lambda kind, **fields: None),
+        "verdict": str,
+        "batches_per_epoch": 0,
+    }
+
+
 def tuner() -> Tuner:
-    worker: Any = SimpleNamespace(lead=False, exchange=SimpleNamespace(traffic=lambda: None))
-    fresh = Tuner(worker)
+    fresh = Tuner(**parts(lead=False, traffic=lambda: None))
     fresh.see(SimpleNamespace(size_bytes=8e4, seconds=60.0, round=0))  # type: ignore[arg-type]
     return fresh
 
@@ -87,20 +100,13 @@ class Loop:
         self.size, self.chance = size, random.Random(0)
         first = strategy.setting(Measured(size, 4, 0, None, None), None)
         self.cuts = Cuts(Cut(size, first))
-        worker: Any = SimpleNamespace(
-            lead=True,
-            members=range(4),
-            strategy=strategy,
-            shares=Shares(),
-            joint=SimpleNamespace(cuts=self.cuts, size=size),
-            meter=SimpleNamespace(steps=0, step_s=step_s, handling_s=0.0),
-            guard=SimpleNamespace(verdict=""),
-            plan=SimpleNamespace(codec="float32"),
-            event=lambda kind, **fields: self.said.append(fields) if kind == "setting_changed" else None,
-            exchange=SimpleNamespace(traffic=self.traffic),
-        )
+        self.meter = SimpleNamespace(steps=0, step_s=step_s, handling_s=0.0)
+        joint = SimpleNamespace(cuts=self.cuts, size=size)
+        made = parts(lead=True, traffic=lambda: self.traffic(), strategy=strategy, joint=joint, meter=self.meter)
+        made["local"].shares = Shares()
+        made["reports"].event = lambda kind, **fields: self.said.append(fields) if kind == "setting_changed" else None
         self.said: list[dict[str, Any]] = []
-        self.tuner, self.round = Tuner(worker), 0
+        self.tuner, self.round = Tuner(**made), 0
 
     def traffic(self) -> Traffic | None:
         return None
@@ -180,7 +186,6 @@ class Counted(Loop):
     def __init__(self, strategy: Relay, *, tick_s: float = 0.004, **given: Any) -> None:
         super().__init__(strategy, **given)
         self._sent, self._busy_s, self._tick_s, self._trip_s = 0, 0.0, tick_s, 0.0
-        self._meter = self.tuner._worker.meter
 
     def traffic(self) -> Traffic:
         busy_s = self._busy_s
@@ -201,7 +206,7 @@ class Counted(Loop):
             self._sent += size
             self._busy_s += size / link.bytes_per_s * self.chance.uniform(0.9, 1.1) + 2 * link.latency_s
             seconds = link.seconds(size) + 4 * values * per_byte_s + self.chance.uniform(0.0, others_s)
-            self._meter.step_s = 0.05 * self.chance.uniform(0.9, 1.1)
+            self.meter.step_s = 0.05 * self.chance.uniform(0.9, 1.1)
             fields = {"round": self.round, "size_bytes": size, "seconds": seconds, "notes": {}, "fragment": None}
             self.tuner.see(SimpleNamespace(**fields))  # type: ignore[arg-type]
             self.round += 1
@@ -270,7 +275,6 @@ def test_a_setting_at_the_border_of_two_is_held() -> None:
 def test_without_a_wire_nothing_is_changed_but_once() -> None:
     loop = Counted(Relay(), tick_s=0.0)
     loop.traffic = lambda: Traffic(0, 0.0)  # type: ignore[method-assign]
-    loop.tuner._worker.exchange.traffic = loop.traffic  # type: ignore[misc]
     loop.play(500, Link(0.0, 1e12), others_s=0.3, per_byte_s=1e-7)
     assert len(loop.said) == 1
     assert loop.said[0]["bytes_per_s"] is None

@@ -28,12 +28,15 @@ def linear() -> nn.Module:
 def test_a_recipe_whose_name_is_not_known_is_not_said_to_be_toml(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "digitz"]) == 2
     told = capsys.readouterr().err
-    assert "recipe 'digitz' is not a file, nor one that comes with thinwire. Did you mean 'digits'?" in told
+    assert (
+        "recipe 'digitz' is not a file and not the name of a recipe that comes with thinwire. Did you mean 'digits'?"
+        in told
+    )
     assert "TOML:" not in told
 
 
 def test_what_a_transform_made_of_a_column_is_told_as_a_mistake_in_the_data() -> None:
-    with pytest.raises(DataError, match=r"worker . on .*column 'x' is not there after the transform") as caught:
+    with pytest.raises(DataError, match=r"worker . on .*column 'x' is missing after the transform") as caught:
         tw.fit(linear, ROWS, transform=lambda columns: {"label": columns["label"]}, cluster=HERE)
     assert "Traceback" not in str(caught.value)
 

@@ -1,7 +1,7 @@
-"""What thinwire is measured and tested with: benchmarks, emulated networks, fault injection, schedules of faults.
+"""Tools that measure and test thinwire: benchmarks, emulated networks, fault injection, schedules of faults.
 
-A package of its own, since no executor that trains needs any of it. `thinwire bench` and `thinwire testbed` are its
-commands; thinwire finds them by this package's entry points.
+A separate package, because no executor that trains needs them. Its commands are `thinwire bench` and `thinwire
+testbed`, which thinwire finds by this package's entry points.
 """
 
 from thinwire_lab.sparkbed import SparkBed

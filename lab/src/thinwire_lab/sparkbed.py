@@ -21,16 +21,16 @@ START_S = 600.0
 
 
 class SparkBed:
-    """A cluster of `nodes` Spark workers with one executor each, every node held to a rate; a context manager.
+    """A Spark cluster of `nodes` workers with one executor each, every node limited to a rate; a context manager.
 
-    Node 0 is the driver's, nodes 1 to `nodes` are the workers'. `bed` throttles, cuts, heals and kills them.
+    Node 0 is the driver's; nodes 1 to `nodes` are the workers'. `bed` throttles, cuts, heals and kills nodes.
 
     Args:
-        nodes: Spark workers.
-        rate: of every node in each direction.
-        cores: task slots of each.
-        memory: of each executor, as Spark writes it.
-        folder: where everyone keeps temporary files; the system's unless given.
+        nodes: number of Spark workers.
+        rate: rate of every node in each direction.
+        cores: task slots of each worker.
+        memory: memory of each executor, in Spark's notation.
+        folder: folder for all temporary files; by default the system's.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class SparkBed:
 
     @staticmethod
     def why_not() -> str | None:
-        """Why there can be none on this machine; None where there can."""
+        """Why this machine cannot run such a cluster; None where it can."""
         if shutil.which("java") is None:
             return "there is no Java here, which Spark needs"
         try:
@@ -64,7 +64,7 @@ class SparkBed:
 
     def __enter__(self) -> SparkBed:
         if why := self.why_not():
-            raise ConfigError(f"there can be no Spark testbed here: {why}")
+            raise ConfigError(f"a Spark testbed cannot run here: {why}")
         self.bed.__enter__()
         try:
             self._start()
@@ -79,27 +79,27 @@ class SparkBed:
         self.close()
 
     def close(self) -> None:
-        """Ends everything on the nodes and removes the network."""
+        """Ends all processes on the nodes and removes the network."""
         self.bed.close()
         self._folder.cleanup()
 
     def drive(self, argv: Sequence[str], **kw: Any) -> subprocess.Popen[Any]:
-        """Starts a driver program on node 0; it finds the cluster's address in THINWIRE_MASTER."""
+        """Starts a driver program on node 0; THINWIRE_MASTER holds the cluster's address for it."""
         environment = self.environment(0) | {"THINWIRE_MASTER": self.master} | kw.pop("env", {})
         return self.bed.popen(0, argv, env=environment, **kw)
 
     def start_worker(self, node: int) -> None:
-        """Starts the Spark worker of a node, also again after `bed.kill`."""
+        """Starts the Spark worker of a node, also after `bed.kill`."""
         options = ["--host", self.bed.address(node), "--cores", str(self._cores), "--memory", self._memory]
         options += ["--webui-port", "0", "--work-dir", os.path.join(self._folder.name, f"work{node}")]
         self._java(node, "org.apache.spark.deploy.worker.Worker", *options, self.master)
 
     def environment(self, node: int) -> dict[str, str]:
-        """What processes on a node are started with."""
+        """Environment variables of processes on a node."""
         own = {"SPARK_LOCAL_IP": self.bed.address(node), "PYSPARK_PYTHON": sys.executable, "SPARK_HOME": _home()}
-        own["GLOO_SOCKET_IFNAME"] = "eth0"  # the machine's name is that of a loopback here
+        own["GLOO_SOCKET_IFNAME"] = "eth0"  # the machine's name resolves to a loopback address here
         own |= {"TMPDIR": self._temporary} if self._temporary else {}
-        path = os.pathsep.join(p for p in sys.path if p)  # so that executors find what this process runs
+        path = os.pathsep.join(p for p in sys.path if p)  # executors find the modules of this process
         return os.environ | own | {"PYTHONPATH": path, "SPARK_LOCAL_DIRS": self._folder.name, "SPARK_NO_DAEMONIZE": "1"}
 
     def _start(self) -> None:
@@ -127,13 +127,13 @@ class SparkBed:
             return file.read()
 
     def _java(self, node: int, name: str, *options: str) -> None:
-        log = open(os.path.join(self._folder.name, f"{node}.log"), "a")  # noqa: SIM115 - the child's from now on
+        log = open(os.path.join(self._folder.name, f"{node}.log"), "a")  # noqa: SIM115 - the child process keeps it open
         argv = [os.path.join(_home(), "bin", "spark-class"), name, *options]
         self.bed.popen(node, argv, env=self._logged(node), stdout=log, stderr=subprocess.STDOUT)
         log.close()
 
     def _logged(self, node: int) -> dict[str, str]:
-        """The master tells of its workers at a level that Spark does not show unless asked."""
+        """Environment of a process whose log shows the registration of workers, which Spark hides by default."""
         conf = os.path.join(self._folder.name, "conf")
         os.makedirs(conf, exist_ok=True)
         with open(os.path.join(conf, "log4j2.properties"), "w") as file:

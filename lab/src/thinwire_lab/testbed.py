@@ -1,13 +1,13 @@
-"""A cluster's network on one machine: namespaces joined by a bridge, each held to a rate.
+"""A cluster's network on one machine: namespaces joined by a bridge, each limited to a rate.
 
-Every node is a network namespace with one interface, `eth0`; the bridge that joins them lies in a namespace of its own,
-so that the machine's own network sees nothing of it::
+Every node is a network namespace with one interface, `eth0`. The bridge that joins them has a namespace of its own, so
+that the machine's own network is not affected::
 
     node 0 [eth0] ── [port0] ┐
     node 1 [eth0] ── [port1] ┼ bridge        a tbf rate limit at both ends of every cable:
-    node 2 [eth0] ── [port2] ┘               eth0's is what a node sends, its port's what it receives
+    node 2 [eth0] ── [port2] ┘               at eth0 for what a node sends, at its port for what it receives
 
-Namespaces carry the process id of their maker, so that what a killed run left behind is found and removed by the next.
+Names of namespaces contain the process ID of their maker, so that a later run finds and removes those of a killed run.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class TestbedError(ThinwireError):
 
 
 class Testbed:
-    """So many nodes, joined by a network of the given rate; a context manager.
+    """Nodes joined by a network of a given rate; a context manager.
 
     Args:
-        nodes: how many.
-        rate: of every node in each direction, such as "1gbit" or "100mbit"; None leaves it to the machine.
-        subnet: the first three numbers of the nodes' addresses, which exist in the namespaces only.
+        nodes: number of nodes.
+        rate: rate of every node in each direction, such as "1gbit" or "100mbit"; None sets no limit.
+        subnet: first three numbers of the nodes' addresses, which exist only in the namespaces.
     """
 
-    __test__ = False  # the name begins as pytest's own do
+    __test__ = False  # tells pytest that this class is not a test
 
     def __init__(self, nodes: int, rate: str | None = "1gbit", *, subnet: str = "10.77.0") -> None:
         if not 1 <= nodes <= 200:
@@ -65,12 +65,12 @@ class Testbed:
 
     @staticmethod
     def why_not() -> str | None:
-        """Why there can be no testbed on this machine; None where there can."""
+        """Why this machine cannot run a testbed; None where it can."""
         return _why_not()
 
     def __enter__(self) -> Testbed:
         if why := self.why_not():
-            raise TestbedError(f"there can be no testbed here: {why}")
+            raise TestbedError(f"a testbed cannot run here: {why}")
         remove_leftovers()
         try:
             self._build()
@@ -92,19 +92,19 @@ class Testbed:
         return f"{self._subnet}.{node + 1}"
 
     def namespace(self, node: int) -> str:
-        """The name of a node's namespace, as `ip netns` knows it."""
+        """The name of a node's namespace, as `ip netns` shows it."""
         self._check(node)
         return f"{self._prefix}n{node}"
 
     def popen(self, node: int, argv: Sequence[str], **kw: Any) -> subprocess.Popen[Any]:
-        """Starts a command on a node, in a session of its own; `close` ends it at the latest."""
+        """Starts a command on a node, in a session of its own; `close` ends it if it still runs."""
         kw.setdefault("start_new_session", True)
         process: subprocess.Popen[Any] = subprocess.Popen(["ip", "netns", "exec", self.namespace(node), *argv], **kw)
         self._started.setdefault(node, []).append(process)
         return process
 
     def run(self, node: int, argv: Sequence[str], timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
-        """Runs a command on a node to its end; its output comes back as text."""
+        """Runs a command on a node to its end; returns its output as text."""
         process = self.popen(node, argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         try:
             out, err = process.communicate(timeout=timeout_s)
@@ -113,18 +113,19 @@ class Testbed:
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
             raise TimedOutError(
-                f"{' '.join(argv)} on node {node} took more than {timeout_s:g} s; give it more, or look at why it hangs"
+                f"{' '.join(argv)} on node {node} took more than {timeout_s:g} s; give it more time, or find out why "
+                "it hangs"
             ) from None
         finally:
             self._started[node].remove(process)
         return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
 
     def kill(self, node: int) -> None:
-        """Ends everything that runs on a node with SIGKILL, as a power cut would; the network stays."""
+        """Ends all processes on a node with SIGKILL, like a power failure; the network stays."""
         _kill_all([self.namespace(node)])
         for process in self._started.pop(node, []):
             with contextlib.suppress(ProcessLookupError):
-                process.kill()  # it may not have entered the namespace yet
+                process.kill()  # the process may not have entered the namespace yet
             process.wait(_KILL_S)
             for stream in (process.stdin, process.stdout, process.stderr):
                 if stream is not None:
@@ -134,15 +135,15 @@ class Testbed:
     # -- the network ------------------------------------------------------------------------------------------------
 
     def throttle(self, node: int, rate: str | None) -> None:
-        """Holds a node to another rate, both ways; None takes the limit away."""
+        """Limits a node to another rate, in both directions; None removes the limit."""
         ends = [(self.namespace(node), "eth0"), (self._switch, f"port{node}")]
         for namespace, device in ends:
             base = ["tc", "-netns", namespace, "qdisc"]
             if rate is None:
                 _command(*base, "delete", "dev", device, "root", check=False)
                 continue
-            # A burst must hold two segments and what the rate passes in a millisecond, or it caps the rate; one that
-            # holds more lets short messages pass as if there were no limit, which no cable does.
+            # A burst must hold two segments and the bytes of a millisecond, or it caps the rate. A larger burst would
+            # let short messages pass without a limit, unlike any cable.
             tick = int(rate_bits(rate) / 8 / 1000)
             segment = min(64 << 10, max(2 << 10, tick))
             burst = max(2 * segment, tick)
@@ -151,22 +152,22 @@ class Testbed:
             _command(*base, "replace", "dev", device, "root", "tbf", *limit)
 
     def sent_bytes(self, node: int) -> int:
-        """What a node has put on its cable so far, headers and all, as its interface counts it."""
+        """Bytes that a node has sent so far, headers included, as its interface counts them."""
         told = json.loads(_command("ip", "-netns", self.namespace(node), "-s", "-j", "link", "show", "eth0"))
         return int(told[0]["stats64"]["tx"]["bytes"])
 
     def cut(self, node: int) -> None:
-        """Pulls a node's cable at the bridge: nothing gets through, and nobody is told."""
+        """Disconnects a node at the bridge: no packet passes, and no process is notified."""
         self.namespace(node)
         _command("ip", "-netns", self._switch, "link", "set", f"port{node}", "down")
 
     def heal(self, node: int) -> None:
-        """Puts the cable back."""
+        """Reconnects a node."""
         self.namespace(node)
         _command("ip", "-netns", self._switch, "link", "set", f"port{node}", "up")
 
     def close(self) -> None:
-        """Ends every process on the nodes and removes the network; harmless when called twice."""
+        """Ends all processes on the nodes and removes the network; may be called repeatedly."""
         _kill_all([name for name, _ in _namespaces() if name.startswith(self._prefix)])
         for node in list(self._started):
             self.kill(node)
@@ -180,7 +181,7 @@ class Testbed:
 
     def _check(self, node: int) -> None:
         if not 0 <= node < self.nodes:
-            raise ConfigError(f"node {node} is not of this testbed; it has nodes 0 to {self.nodes - 1}")
+            raise ConfigError(f"node {node} is not a node of this testbed; it has nodes 0 to {self.nodes - 1}")
 
     def _build(self) -> None:
         switch = self._switch
@@ -202,7 +203,7 @@ class Testbed:
 
 
 def remove_leftovers() -> list[str]:
-    """Removes the namespaces of runs whose process is gone, with what still runs in them; returns their names."""
+    """Removes namespaces whose maker has ended, and the processes in them; returns their names."""
     stale = [name for name, pid in _namespaces() if not os.path.exists(f"/proc/{pid}")]
     _kill_all(stale)
     _remove(stale)
@@ -244,7 +245,7 @@ def _command(*words: str, check: bool = True) -> str:
 
 
 def _namespaces() -> Iterator[tuple[str, int]]:
-    """The testbed namespaces of this machine and the processes that made them."""
+    """The testbed namespaces of this machine, with the process IDs of their makers."""
     try:
         listed = _command("ip", "netns", "list", check=False)
     except TestbedError:
@@ -260,7 +261,7 @@ def _pids(names: Sequence[str]) -> list[int]:
 
 
 def _kill_all(names: Sequence[str]) -> None:
-    """Ends all processes in these namespaces; what they start meanwhile is found on the next look."""
+    """Ends all processes in these namespaces; repeats until no new ones are found."""
     deadline = time.monotonic() + _KILL_S
     while (pids := _pids(names)) and time.monotonic() < deadline:
         for pid in pids:

@@ -1,4 +1,4 @@
-"""Trees without pickle, and checkpoints that survive `kill -9`, a full disk and a damaged file."""
+"""Serialisation of trees without pickle, and checkpoints that survive `kill -9`, a full disk and a damaged file."""
 
 from thinwire.checkpoint.files import write_file
 from thinwire.checkpoint.format import decode, encode

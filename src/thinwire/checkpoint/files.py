@@ -1,4 +1,4 @@
-"""Writing a file whole or not at all, wherever fsspec can write."""
+"""Writes files whole or not at all, wherever fsspec can write."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from fsspec.implementations.local import LocalFileSystem
 from thinwire.errors import CheckpointError
 
 TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")
-"""Names of files being written, or left by a writer that was killed."""
+"""Names of files that are being written, or that a killed writer left."""
 
 
 def write_file(url: str | os.PathLike[str], data: bytes) -> None:
     """Makes the file hold `data`; a reader, even after a crash, sees the old content or the new, never a mix.
 
-    Local files are written under a temporary name in the same folder, fsynced and renamed, and the folder is
-    fsynced; folders on the way are made. Elsewhere it is one put, which object stores do whole or not at all.
+    A local file is written under a temporary name in the same folder, fsynced and renamed; then the folder is fsynced.
+    Missing folders are created. Elsewhere the file is one put, which object stores do whole or not at all.
 
     Raises:
-        CheckpointError: It could not be written; what was there before still is.
+        CheckpointError: The file could not be written; its old content is unchanged.
     """
     filesystem, path = locate(url)
     put(filesystem, path, data)
 
 
 def locate(url: str | os.PathLike[str]) -> tuple[Any, str]:
-    """The fsspec filesystem of the address, and the path in it.
+    """The fsspec file system of an address, and the path in it.
 
     Raises:
         CheckpointError: No installed package handles the address.
@@ -48,14 +48,14 @@ def locate(url: str | os.PathLike[str]) -> tuple[Any, str]:
 
 
 def put(filesystem: Any, path: str, data: bytes) -> None:
-    """`write_file` for an address already located."""
+    """`write_file` for an address that is already located."""
     try:
         if isinstance(filesystem, LocalFileSystem):
             _put_local(path, data)
         else:
             filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
             filesystem.pipe_file(path, data)
-    except Exception as error:  # each fsspec package raises its own client's errors
+    except Exception as error:  # each fsspec package raises errors of its own client
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             reason = f"the disk is full ({error.strerror})"
         else:
@@ -68,7 +68,7 @@ def put(filesystem: Any, path: str, data: bytes) -> None:
 
 
 def sync_folder(filesystem: Any, path: str) -> None:
-    """Makes the names in a local folder survive a power cut; elsewhere nothing."""
+    """Makes the names in a local folder survive a power failure; does nothing on other file systems."""
     if isinstance(filesystem, LocalFileSystem):
         _sync_local_folder(path)
 
@@ -105,7 +105,7 @@ def _sync_local_folder(folder: str) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some FUSE mounts cannot, and need not
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some FUSE mounts cannot sync folders and need not
             raise
     finally:
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""A folder anywhere that fsspec reaches, whose errors say what could not be done with which file."""
+"""A folder anywhere that fsspec reaches, with errors that say which operation failed on which file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GONE = (FileNotFoundError, NotADirectoryError)
 
 @final
 class Folder:
-    """Files under one address. Paths are those of `path`; a file that is not there is no error.
+    """Files under one address. Methods take paths that `path` returns; a missing file is not an error.
 
     Args:
         url: A local path, or an address that an installed fsspec package handles. It need not exist yet.
@@ -26,11 +26,11 @@ class Folder:
         self._root = root.rstrip("/")
 
     def path(self, *names: str) -> str:
-        """The path of a file or folder in here."""
+        """The path of a file or folder in this folder."""
         return "/".join((self._root, *names))
 
     def shown(self, path: str) -> str:
-        """A path as a person writes it, with its protocol."""
+        """A path with its protocol, as people write it."""
         return str(self._filesystem.unstrip_protocol(path))
 
     def put(self, path: str, data: bytes) -> None:
@@ -39,7 +39,7 @@ class Folder:
 
     def list(self, *names: str) -> list[str]:
         """The names of the files and folders in a folder."""
-        self._filesystem.invalidate_cache()  # other processes write here too
+        self._filesystem.invalidate_cache()  # other processes write to this folder too
         try:
             paths = self._filesystem.ls(self.path(*names), detail=False)
         except GONE:
@@ -47,7 +47,7 @@ class Folder:
         return [path.rstrip("/").rpartition("/")[2] for path in paths]
 
     def read(self, path: str) -> bytes | None:
-        """A file's content; None where there is none."""
+        """A file's content; None where the file does not exist."""
         with self.explained("read", path):
             try:
                 return bytes(self._filesystem.cat_file(path))
@@ -55,10 +55,10 @@ class Folder:
                 return None
 
     def pieces(self, path: str) -> Iterator[bytes]:
-        """A file's content in pieces, for a file that may be large.
+        """A file's content in pieces, for large files.
 
         Raises:
-            FileNotFoundError: There is no such file any more.
+            FileNotFoundError: The file does not exist any more.
         """
         gone = False
         with self.explained("read", path):
@@ -72,7 +72,7 @@ class Folder:
             raise FileNotFoundError(path)
 
     def size_bytes(self, path: str) -> int | None:
-        """A file's length; None where there is none, or a pipe or device in its place, which may be read for ever."""
+        """A file's length; None where there is no file, or a pipe or device, whose content may never end."""
         with self.explained("read", path):
             try:
                 info = self._filesystem.info(path)
@@ -81,30 +81,30 @@ class Folder:
         return None if info.get("type") == "other" else int(info["size"])
 
     def delete(self, path: str) -> None:
-        """Removes a file."""
+        """Removes a file, if it exists."""
         with contextlib.suppress(*GONE):
             self._filesystem.rm_file(path)
 
     def holds(self, name: str) -> bool:
-        """Whether there is a folder of this name in here."""
+        """Whether this folder has a subfolder of this name."""
         return bool(self._filesystem.isdir(self.path(name)))
 
     def remove(self, name: str) -> None:
-        """Removes a folder in here that is empty; one that is not stays, and object stores have none."""
+        """Removes an empty subfolder; others stay, and object stores have none."""
         with contextlib.suppress(OSError):
             self._filesystem.rmdir(self.path(name))
 
     def sync(self, *names: str) -> None:
-        """Makes what was written to and removed from a folder outlast a power cut."""
+        """Makes writes to a folder and removals from it survive a power failure."""
         sync_folder(self._filesystem, self.path(*names))
 
     @contextlib.contextmanager
     def explained(self, action: str, path: str) -> Iterator[None]:
-        """Turns an error of the filesystem into one that says what could not be done."""
+        """Turns an error of the file system into a CheckpointError that says what could not be done."""
         try:
             yield
         except OSError as error:
             raise CheckpointError(
                 f"could not {action} {self.shown(path)}: {type(error).__name__}: {error}. The folder and "
-                "all in it must be readable and writable. Check its permissions and the connection to it."
+                "its files must be readable and writable. Check its permissions and the connection to it."
             ) from error

@@ -1,6 +1,6 @@
-"""One tree in one safetensors file: the tree's tensors, and its structure as JSON in the metadata.
+"""Stores one tree in one safetensors file: the tensors as such, and the structure as JSON in the metadata.
 
-Nothing here unpickles or calls what a file names, so a file from a stranger can give wrong numbers at worst.
+This module neither unpickles nor calls anything that a file names: a hostile file can at worst give wrong numbers.
 """
 
 from __future__ import annotations
@@ -17,27 +17,26 @@ from thinwire.errors import CheckpointError
 
 FORMAT_VERSION = 1
 NEEDS = "0.1.0"
-"""The first thinwire that reads `FORMAT_VERSION`; written into files, so that an older one can say so."""
+"""The first thinwire that reads `FORMAT_VERSION`; written into files, so that an older thinwire can name it."""
 
-_METADATA_KEY = "thinwire"  # only one: safetensors writes several in random order, and digests would differ
-_MAX_HEADER_BYTES = 100_000_000  # safetensors reads no longer one
+_METADATA_KEY = "thinwire"  # a single key: safetensors writes several in random order, and digests would differ
+_MAX_HEADER_BYTES = 100_000_000  # the longest header that safetensors reads
 
 
 class NewerFormatError(CheckpointError):
-    """The data are whole, but were written by a thinwire newer than this one."""
+    """The data are whole, but a newer thinwire wrote them."""
 
 
 def encode(tree: object) -> bytes:
-    """The tree as a safetensors file; the same tree gives the same bytes.
+    """The tree as a safetensors file; equal trees give equal bytes.
 
     A tree is any nesting of dict (str or int keys), list, tuple, None, bool, int, float, str, bytes,
-    `torch.Tensor`, `numpy.ndarray` and NumPy scalars. What comes back from `decode` is equal to the last bit,
-    with these differences: tensors are on the CPU, contiguous, without gradient and never share memory; a
-    NamedTuple is a tuple; other subclasses (OrderedDict, IntEnum, Parameter) are their plain base, except
-    Counter.
+    `torch.Tensor`, `numpy.ndarray` and NumPy scalars. `decode` returns a tree that is equal to the last bit, with these
+    differences: tensors are on the CPU, contiguous, without gradient, and never share memory; a NamedTuple becomes a
+    tuple; objects of other subclasses (OrderedDict, IntEnum, Parameter) become their plain base, except Counter.
 
     Raises:
-        CheckpointError: Something else is in the tree; the message gives its path.
+        CheckpointError: The tree has a value of another type; the message gives its path.
 
     >>> decode(encode({"state": {0: (None, 1.5)}}))
     {'state': {0: (None, 1.5)}}
@@ -61,10 +60,10 @@ def encode(tree: object) -> bytes:
 
 
 def decode(data: bytes) -> object:
-    """The tree that `encode` was given.
+    """The tree from which `encode` made the data.
 
     Raises:
-        CheckpointError: The data are damaged, or of a newer thinwire.
+        CheckpointError: The data are damaged, or from a newer thinwire.
     """
     structure = _structure(data)
     try:
@@ -83,7 +82,7 @@ def decode(data: bytes) -> object:
 
 
 def check_version(value: object, known: int, needs: object) -> None:
-    """Nothing, when this thinwire reads the version; else the error that says which thinwire does."""
+    """Raises an error that names the thinwire to install, where this one does not know the version."""
     if type(value) is not int or value < 1:
         raise damaged(f"its version is {reprlib.repr(value)}")
     if value > known:
@@ -112,7 +111,7 @@ def _structure(data: bytes) -> object:
 
 
 def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors, copied where two share memory, which safetensors refuses."""
+    """The tensors, copied where two share memory: safetensors refuses shared memory."""
     seen: set[int] = set()
     apart = {}
     for name, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""The file that makes a folder of parts a checkpoint."""
+"""The manifest: the file that turns a folder of parts into a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thinwire.errors import CheckpointError
 
 MANIFEST_VERSION = 1
 NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]|\.(?!\.)){0,99}")
-"""Names of checkpoints and parts."""
+"""Pattern of names of checkpoints and parts."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -23,8 +23,8 @@ class Part:
     """One tree of a checkpoint, such as one worker's state.
 
     Attributes:
-        name: What `CheckpointStore.read_part` is asked for.
-        size_bytes: Length of its file.
+        name: Name that `CheckpointStore.read_part` takes.
+        size_bytes: Length of the part's file.
         digest: BLAKE2b of the file, 32 bytes in hexadecimal.
     """
 
@@ -41,24 +41,24 @@ class Part:
 
     @property
     def file_name(self) -> str:
-        """Name of its file, which no other content shares.
+        """Name of the part's file; files with other content have other names.
 
-        So a checkpoint written again under the same name, or by a worker already replaced, harms no complete
-        one.
+        A checkpoint that is written again under the same name, or by a worker that was already replaced, therefore
+        leaves the files of complete checkpoints unchanged.
         """
         return f"{self.name}.{self.digest[:16]}.safetensors"
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a complete checkpoint consists of.
+    """The parts of a complete checkpoint.
 
     Attributes:
         name: The checkpoint's folder.
-        step: The training step it was taken at.
+        step: The training step of the checkpoint.
         parts: Its trees, one file each.
         meta: Plain values about the run; no tensors.
-        version: Format of the manifest itself.
+        version: Format version of the manifest itself.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Manifest:
         check_version(self.version, MANIFEST_VERSION, NEEDS)
 
     def to_json(self) -> bytes:
-        """Content of `manifest.json`."""
+        """The content of `manifest.json`."""
         meta, tensors = flatten(self.meta)
         if tensors:
             raise CheckpointError(
@@ -97,16 +97,16 @@ class Manifest:
 
     @staticmethod
     def from_json(data: bytes) -> Manifest:
-        """The manifest that `to_json` was called on.
+        """The manifest from which `to_json` made the data.
 
         Raises:
             NewerFormatError: A newer thinwire wrote it.
-            CheckpointError: It is damaged.
+            CheckpointError: The manifest is damaged.
         """
         content = parse(data, what="the manifest")
         if not isinstance(content, dict):
             raise damaged("the manifest is not a JSON object")
-        digest = content.pop("digest", None)  # those of the first versions have none
+        digest = content.pop("digest", None)  # manifests of the first versions have none
         if digest is not None and digest != _digest(content):
             raise damaged("the manifest is not as it was written: its digest differs")
         check_version(content.get("version"), MANIFEST_VERSION, content.get("needs"))
@@ -125,13 +125,13 @@ def _digest(content: dict[str, object]) -> str:
 
 
 def check_name(name: object, what: str) -> None:
-    """Nothing, when the name can be a file's without leaving its folder; else an error."""
+    """Raises an error unless the name is safe as a file name within its folder."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise _wrong(
-            f"{reprlib.repr(name)} is no name for a {what}",
+            f"{reprlib.repr(name)} is not a name for a {what}",
             "up to 100 letters, digits, '_', '-' and single dots, not led by '-' or '.'",
         )
 
 
 def _wrong(what: str, allowed: str) -> CheckpointError:
-    return CheckpointError(f"{what}. Allowed: {allowed}. Correct it; if it was read from a file, that is damaged.")
+    return CheckpointError(f"{what}. Allowed: {allowed}. Correct it; if it was read from a file, the file is damaged.")

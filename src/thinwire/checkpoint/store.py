@@ -1,17 +1,17 @@
-"""Checkpoints in a folder, local or anywhere fsspec reaches.
+"""Checkpoints in a folder, local or anywhere that fsspec reaches.
 
 ::
 
-    <url>/step-00000100/manifest.json                        written last: its presence is what commits
-    <url>/step-00000100/worker-0.<digest>.safetensors        one tree a part, each written by its own process
-    <url>/step-00000100/.worker-1.<digest>….<random>.tmp     being written, or left by a writer killed
+    <url>/step-00000100/manifest.json                        written last: its presence commits the checkpoint
+    <url>/step-00000100/worker-0.<digest>.safetensors        one tree each, written by its own process
+    <url>/step-00000100/.worker-1.<digest>….<random>.tmp     being written, or left by a killed writer
 
-Why a kill at any moment leaves only whole checkpoints listed:
+A kill at any moment leaves only whole checkpoints in the list:
 
-1. A part appears under its name only when all of it is on disk (write, fsync, rename, fsync of the folder).
-2. The manifest appears only after all parts, and in the same way.
-3. Removal takes the manifest first, and syncs, before any part goes.
-4. A part's file name holds its digest, so no write ever replaces the content that a manifest refers to.
+1. A part gets its name only when all of it is on disk (write, fsync, rename, fsync of the folder).
+2. The manifest is written only after all parts, in the same way.
+3. Removal deletes the manifest first, and syncs, before any part is deleted.
+4. A part's file name contains its digest, so no write replaces content to which a manifest refers.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _PART_FILE = re.compile(r".+\.[0-9a-f]{16}\.safetensors")
 class CheckpointStore:
     """Checkpoints under one address, such as `runs/a/checkpoints`, `s3://bucket/run` or `memory://test`.
 
-    Any number of processes may write parts and read at the same time; one process commits and prunes.
-    Checkpoint names are to sort like their steps, numbers compared as numbers (`step-9` before `step-10`):
-    `prune` tells a checkpoint being written from an abandoned one by its name.
+    Any number of processes may write parts and read at the same time; only one process commits and prunes. Checkpoint
+    names must sort like their steps, with numbers compared as numbers (`step-9` before `step-10`): `prune` tells a
+    checkpoint that is being written from an abandoned one by its name.
 
     Args:
         url: A local path, or an address that an installed fsspec package handles. It need not exist yet.
@@ -47,15 +47,15 @@ class CheckpointStore:
 
     def __init__(self, url: str | os.PathLike[str]) -> None:
         self.url = os.fspath(url)
-        if "://" not in self.url:  # workers elsewhere have another working folder
+        if "://" not in self.url:  # workers on other machines have other working folders
             self.url = os.path.abspath(self.url)
         self._folder = Folder(self.url)
 
     def write_part(self, checkpoint: str, part: str, tree: object) -> Part:
-        """Writes one tree of a checkpoint to come, and returns what its manifest is to list.
+        """Writes one tree of a future checkpoint, and returns the part for its manifest.
 
         Raises:
-            CheckpointError: The tree holds what a checkpoint cannot, or the file could not be written.
+            CheckpointError: The tree has a value that a checkpoint cannot store, or the file could not be written.
         """
         check_name(checkpoint, "checkpoint")
         check_name(part, "part")
@@ -65,7 +65,7 @@ class CheckpointStore:
         return written
 
     def commit(self, manifest: Manifest) -> None:
-        """Makes the parts written so far a checkpoint.
+        """Turns the parts written so far into a checkpoint.
 
         Raises:
             CheckpointError: A part is missing or of another size, or the manifest could not be written.
@@ -81,21 +81,21 @@ class CheckpointStore:
                 )
         if manifest.parts:
             with self._folder.explained("sync", self._folder.path()):
-                self._folder.sync()  # the folder itself may be another process's work
+                self._folder.sync()  # another process may have created the folder
         self._folder.put(self._folder.path(manifest.name, _MANIFEST), manifest.to_json())
 
     def manifests(self) -> list[Manifest]:
         """The complete checkpoints, oldest first (by step, then name).
 
-        Folders without a manifest, with a damaged one or with parts missing are passed over.
+        Folders without a manifest, with a damaged manifest or with missing parts are skipped.
 
         Raises:
-            CheckpointError: The folder cannot be read, or a newer thinwire wrote into it: starting afresh
-                because nothing was found would be the wrong conclusion from either.
+            CheckpointError: The folder cannot be read, or a newer thinwire wrote to it. Starting from scratch because
+                no checkpoint was found would be wrong in both cases.
         """
-        # A reader slower than the writer: 1. it lists a and b, 2. c and d are committed, a and b removed,
-        # 3. it finds neither a nor b whole, and concludes there is none. So it looks again if folders came
-        # or went. It looks at old ones first: b is committed before a goes, so one of them is seen whole.
+        # A reader can be slower than the writer: 1. it lists a and b, 2. c and d are committed, a and b removed, 3. it
+        # finds neither a nor b whole, and would report no checkpoint. So it looks again if folders came or went. It
+        # reads old folders first: b is committed before a is removed, so it sees one of them whole.
         names = self._names()
         while True:
             found = [manifest for name in names if (manifest := self._complete(name))]
@@ -105,17 +105,17 @@ class CheckpointStore:
         return sorted(found, key=lambda manifest: (manifest.step, manifest.name))
 
     def latest(self) -> Manifest | None:
-        """The complete checkpoint of the highest step, or None when there is none."""
+        """The complete checkpoint of the highest step, or None."""
         return next(reversed(self.manifests()), None)
 
     def newest_whole(
         self, why_not: Callable[[Manifest], str] = lambda manifest: ""
     ) -> tuple[Manifest | None, dict[str, str]]:
-        """The newest checkpoint whose files are all as they were written, and why newer ones are not, by name.
+        """The newest checkpoint whose files are undamaged, and by name the reasons why newer ones are not usable.
 
-        Of one that is whole `why_not` may still say why it is not to be used.
+        `why_not` may reject an undamaged checkpoint: it returns the reason, or an empty text.
 
-        Every part is read, which `latest` does not do. Of folders that sort before that checkpoint nothing is said.
+        Every part is read, unlike in `latest`. Folders that sort before the checkpoint are not reported.
 
         Raises:
             CheckpointError: As `manifests`.
@@ -138,7 +138,7 @@ class CheckpointStore:
         """The manifest of one checkpoint.
 
         Raises:
-            CheckpointError: There is no such checkpoint, or its manifest is damaged.
+            CheckpointError: The checkpoint does not exist, or its manifest is damaged.
         """
         check_name(name, "checkpoint")
         manifest = self._manifest(name)
@@ -152,7 +152,7 @@ class CheckpointStore:
         """One tree of a checkpoint.
 
         Raises:
-            CheckpointError: There is no such part, or its file is not what was written; the message names it.
+            CheckpointError: The part does not exist, or its file is damaged; the message names the file.
         """
         parts = {listed.name: listed for listed in manifest.parts}
         if part not in parts:
@@ -160,7 +160,7 @@ class CheckpointStore:
         expected = parts[part]
         path = self._folder.path(manifest.name, expected.file_name)
         size_bytes = self._folder.size_bytes(path)
-        if size_bytes not in (None, expected.size_bytes):  # before it is in memory
+        if size_bytes not in (None, expected.size_bytes):  # checked before the file is read into memory
             raise self._damaged(path, _unlike(expected, size_bytes, ""))
         data = None if size_bytes is None else self._folder.read(path)
         damage = _unlike(expected, None if data is None else len(data), "" if data is None else _digest(data))
@@ -172,17 +172,17 @@ class CheckpointStore:
             raise type(error)(f"{self._folder.shown(path)}: {error}") from error
 
     def prune(self, keep: int, protect: Collection[str] = (), unfit: Collection[str] = ()) -> None:
-        """Removes all but the newest `keep` complete checkpoints, and what abandoned ones left.
+        """Removes all but the newest `keep` complete checkpoints, and the files of abandoned ones.
 
-        Those that are unfit to go on from are not counted, and removed.
+        Checkpoints in `unfit` do not count towards `keep`, and are removed.
 
-        Abandoned is an incomplete folder whose name sorts before that of the newest complete checkpoint.
-        Files that are not the store's own stay.
+        A folder is abandoned if it is incomplete and its name sorts before that of the newest complete checkpoint.
+        Files that the store did not write stay.
 
         Args:
-            keep: How many complete checkpoints remain, at least one.
+            keep: Number of complete checkpoints that remain, at least one.
             protect: Names of checkpoints, complete or being written, that also remain.
-            unfit: Names of complete checkpoints that nobody can go on from.
+            unfit: Names of complete checkpoints that a run cannot resume from.
 
         Raises:
             CheckpointError: `keep` is less than one, or a file cannot be removed.
@@ -205,7 +205,7 @@ class CheckpointStore:
                 self._remove_abandoned(name)
 
     def discard(self, name: str) -> None:
-        """Removes what there is of a checkpoint that will never be whole; one that is stays.
+        """Removes the files of a checkpoint that will never be complete; a complete checkpoint stays.
 
         Raises:
             CheckpointError: A file cannot be removed.
@@ -215,8 +215,8 @@ class CheckpointStore:
             self._remove_abandoned(name)
 
     def _remove(self, name: str) -> None:
-        # 1. The manifest goes, 2. that is on disk, 3. the parts go. After a power cut between any two of them
-        # the folder is either complete or not listed.
+        # 1. The manifest is deleted, 2. the deletion is synced to disk, 3. the parts are deleted. After a power failure
+        # between any two steps the folder is either complete or not listed.
         with self._folder.explained("remove", self._folder.path(name)):
             self._folder.delete(self._folder.path(name, _MANIFEST))
             self._folder.sync(name)
@@ -266,18 +266,18 @@ class CheckpointStore:
         return manifest
 
     def _why_incomplete(self, name: str) -> str:
-        """In a few words, of a folder that `_complete` passed over."""
+        """Why a folder that `_complete` has skipped is incomplete, in a few words."""
         try:
             manifest = self._manifest(name)
         except _DamagedManifestError:
             return f"its {_MANIFEST} is damaged"
         if manifest is None:
-            return f"it has no {_MANIFEST}: whoever wrote it did not get to the end"
+            return f"it has no {_MANIFEST}: its writer did not finish"
         damages = (self._damage(name, part) for part in manifest.parts)
         return next(filter(None, damages), "it was not complete when first looked at")
 
     def _damage(self, name: str, part: Part) -> str:
-        """How a part's file differs from what was written; empty where it does not. Read in pieces: it may be large."""
+        """How a part's file differs from what was written; empty where it does not. The file is read in pieces."""
         path = self._folder.path(name, part.file_name)
         seen = hashlib.blake2b(digest_size=32)
         size_bytes = self._folder.size_bytes(path)
@@ -296,13 +296,13 @@ class CheckpointStore:
 
     def _damaged(self, path: str, damage: str) -> CheckpointError:
         return CheckpointError(
-            f"{self._folder.shown(path)} is damaged: {damage}. It must be as it was written. "
-            "Resume from another checkpoint, or copy the file again from where it came."
+            f"{self._folder.shown(path)} is damaged: {damage}. Its content must be unchanged. "
+            "Resume from another checkpoint, or copy the file again from its source."
         )
 
 
 class _DamagedManifestError(CheckpointError):
-    """A manifest that does not say what it must."""
+    """A manifest without the content that it must have."""
 
 
 def _digest(data: bytes) -> str:
@@ -310,7 +310,7 @@ def _digest(data: bytes) -> str:
 
 
 def _unlike(part: Part, size_bytes: int | None, digest: str) -> str:
-    """How a file of this size and digest differs from the part that it is to be; empty where it does not."""
+    """How a file of this size and digest differs from its part; empty where it does not."""
     if size_bytes is None:
         return "it is missing"
     if size_bytes != part.size_bytes:
@@ -323,7 +323,7 @@ def _is_own(file: str) -> bool:
 
 
 def _natural(name: str) -> list[tuple[str, int]]:
-    """Sorts names by the numbers in them.
+    """A sort key that compares the numbers in names as numbers.
 
     >>> sorted(["step-10", "step-9"], key=_natural)
     ['step-9', 'step-10']

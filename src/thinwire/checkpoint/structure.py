@@ -1,6 +1,6 @@
-"""A tree as JSON and named tensors, and back.
+"""Converts a tree to JSON and named tensors, and back.
 
-JSON's own values stand for themselves. What JSON lacks is an object whose `"$"` names its kind::
+Values that JSON has represent themselves. Other values are objects whose `"$"` names their kind::
 
     2**80                {"$": "int", "hex": "0x100…"}
     nan, inf             {"$": "float", "bits": "7ff8000000000000"}
@@ -29,7 +29,7 @@ import torch
 from thinwire.errors import CheckpointError
 
 MAX_DEPTH = 100
-"""Levels of nesting; far past any optimizer's, far short of the interpreter's recursion limit."""
+"""Most levels of nesting: far more than any optimizer's state has, far fewer than the interpreter's recursion limit."""
 
 _ALLOWED = (
     "A checkpoint holds dicts with str or int keys, lists, tuples, None, bool, int, float, str, bytes, "
@@ -37,7 +37,7 @@ _ALLOWED = (
 )
 _PLAIN_KEY = re.compile(r"[\w.-]+")
 _NUMPY_DTYPE = re.compile(r"[<>|][biufcmMSU][0-9]{1,9}(\[[0-9A-Za-z]+\])?")
-_LARGEST_JSON_INT = 2**53  # what every reader of JSON keeps exact
+_LARGEST_JSON_INT = 2**53  # every reader of JSON keeps integers up to this exact
 _DTYPES = frozenset(
     {
         torch.bool,
@@ -63,12 +63,12 @@ _DTYPES = frozenset(
 
 
 def flatten(tree: object) -> tuple[object, dict[str, torch.Tensor]]:
-    """What `json` can write, and the tensors it refers to by name.
+    """The tree as a value for `json`, and the tensors to which it refers by name.
 
-    The tensors are contiguous, on the CPU and without gradient; they may still share memory with the tree's.
+    The tensors are contiguous, on the CPU and without gradient. They may share memory with those of the tree.
 
     Raises:
-        CheckpointError: Something in the tree is of no kind a checkpoint holds; the message gives its path.
+        CheckpointError: The tree has a value of a type that a checkpoint cannot store; the message gives its path.
 
     >>> flatten({"lr": 0.1, "betas": (1, 2)})
     ({'lr': 0.1, 'betas': {'$': 'tuple', 'items': [1, 2]}}, {})
@@ -78,10 +78,10 @@ def flatten(tree: object) -> tuple[object, dict[str, torch.Tensor]]:
 
 
 def restore(node: object, tensors: Mapping[str, torch.Tensor]) -> object:
-    """The tree that `flatten` was given.
+    """The tree from which `flatten` made the node.
 
     Raises:
-        CheckpointError: `node` is nothing that `flatten` returns; it is never trusted.
+        CheckpointError: `flatten` never returns such a node. The input is not trusted.
     """
     try:
         return _restore(node, 0, tensors)
@@ -90,7 +90,7 @@ def restore(node: object, tensors: Mapping[str, torch.Tensor]) -> object:
 
 
 def parse(text: str | bytes, *, what: str) -> object:
-    """What the JSON text says; `what` names the text in the error."""
+    """The value of a JSON text; `what` names the text in the error."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:  # a UnicodeDecodeError is a ValueError
@@ -98,10 +98,10 @@ def parse(text: str | bytes, *, what: str) -> object:
 
 
 def damaged(why: str) -> CheckpointError:
-    """The error for data that no thinwire wrote."""
+    """The error for data that thinwire did not write."""
     return CheckpointError(
         f"the checkpoint data are damaged: {why}. Only unchanged output of thinwire can be read. "
-        "Resume from another checkpoint, or copy this one again from where it came."
+        "Resume from another checkpoint, or copy this one again from its source."
     )
 
 
@@ -109,9 +109,9 @@ def _flatten(value: object, path: str, depth: int, tensors: dict[str, torch.Tens
     if depth > MAX_DEPTH:
         raise CheckpointError(
             f"{path[:80]}… is nested more than {MAX_DEPTH} levels deep, or holds itself. {_ALLOWED}, nested "
-            f"up to {MAX_DEPTH} levels. Flatten it, or leave out the reference that closes the circle."
+            f"up to {MAX_DEPTH} levels. Flatten it, or leave out the circular reference."
         )
-    # NumPy's float64, str_ and bytes_ are Python's float, str and bytes as well: they are looked for first.
+    # NumPy's float64, str_ and bytes_ are subclasses of Python's float, str and bytes, so they are checked first.
     if isinstance(value, np.generic):
         return _flatten_scalar(value, path)
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -133,14 +133,15 @@ def _flatten(value: object, path: str, depth: int, tensors: dict[str, torch.Tens
 
 
 def _flatten_plain(value: bool | int | float | str | None) -> object:
-    # The base classes' own conversions, since a subclass (an IntEnum, torch's version) may override str().
+    # The base classes' own conversions are used, because a subclass (an IntEnum, torch's version) may override str().
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
         number = int.__int__(value)
-        # Hexadecimal: decimal digits are quadratic, and Python refuses more than 4300 of them.
+        # Hexadecimal, because conversion to decimal digits takes quadratic time and Python refuses more than 4300
+        # digits.
         return number if abs(number) <= _LARGEST_JSON_INT else {"$": "int", "hex": hex(number)}
     real = float.__float__(value)
     return real if math.isfinite(real) else {"$": "float", "bits": struct.pack(">d", real).hex()}
@@ -148,7 +149,7 @@ def _flatten_plain(value: bool | int | float | str | None) -> object:
 
 def _flatten_scalar(value: np.generic, path: str) -> object:
     _check_numpy(value, path)
-    raw = value.tobytes()[: value.dtype.itemsize]  # NumPy pads empty text
+    raw = value.tobytes()[: value.dtype.itemsize]  # without the padding that NumPy gives empty text
     return {"$": "scalar", "dtype": value.dtype.str, "hex": raw.hex()}
 
 
@@ -174,10 +175,10 @@ def _below(path: str, key: str | int) -> str:
 
 
 def _keep(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor]) -> str:
-    """Files the tensor under its path, which other readers of safetensors then show as its name."""
+    """Stores the tensor under its path, which other readers of safetensors show as its name."""
     wanted = (path or "tree").encode("ascii", "backslashreplace").decode()
     name = wanted
-    # {"a.b": …} and {"a": {"b": …}} have the same path, and safetensors keeps "__metadata__" to itself.
+    # {"a.b": …} and {"a": {"b": …}} have the same path, and safetensors reserves "__metadata__".
     while name in tensors or name == "__metadata__":
         name = f"{wanted}#{len(tensors)}"
         wanted += "#"
@@ -195,7 +196,7 @@ def _tensor(value: torch.Tensor, path: str) -> torch.Tensor:
             f"{path or 'the tree'} is a tensor that cannot be copied to the CPU ({error}). {_ALLOWED}. "
             "Initialise it first, or leave it out."
         ) from error
-    if type(tensor) is not torch.Tensor or tensor.is_nested:  # a DTensor's data, say, are in many processes
+    if type(tensor) is not torch.Tensor or tensor.is_nested:  # such as a DTensor, whose data are in many processes
         raise _unusual(value, path)
     return tensor
 
@@ -206,7 +207,7 @@ def _raw(value: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> torch.Tens
 
 def _check_numpy(value: np.generic | np.ndarray[tuple[int, ...], np.dtype[np.generic]], path: str) -> None:
     dtype = value.dtype
-    text_scalar = isinstance(value, (np.str_, np.bytes_))  # an empty one takes no bytes
+    text_scalar = isinstance(value, (np.str_, np.bytes_))  # an empty text has no bytes
     if not _NUMPY_DTYPE.fullmatch(dtype.str) or dtype.hasobject or not (dtype.itemsize or text_scalar):
         raise CheckpointError(
             f"{path or 'the tree'} is a NumPy value of dtype {dtype}. Allowed are NumPy's booleans, numbers, "
@@ -291,7 +292,7 @@ def _restore_scalar(node: dict[str, object]) -> object:
     dtype, raw = _numpy_dtype(node), bytes.fromhex(_text(node, "hex"))
     if len(raw) != dtype.itemsize:
         raise damaged(f"it holds {len(raw)} bytes for one value of {dtype}")
-    if dtype.kind == "S":  # taken out of an array, both kinds of text would lose the NULs they end in
+    if dtype.kind == "S":  # both kinds of text would lose trailing NULs in an array
         return np.bytes_(raw)
     if dtype.kind == "U":
         return np.str_(raw.decode("utf-32-be" if dtype.str[0] == ">" else "utf-32-le", "surrogatepass"))

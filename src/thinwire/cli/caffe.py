@@ -1,4 +1,4 @@
-"""`thinwire caffe`: looks at Caffe's files and converts them; and recipes that name them."""
+"""`thinwire caffe`: shows and converts Caffe's files; and arguments of recipes that name such files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def act(options: argparse.Namespace) -> int:
 
 
 def show(options: argparse.Namespace) -> int:
-    """Prints a network layer by layer, a solver's settings, or what a caffemodel holds."""
+    """Prints a network layer by layer, a solver's settings, or the blobs of a caffemodel."""
     if options.file.endswith(".caffemodel"):
         _show_weights(options.file)
     elif (text := read_text(options.file)) and _is_solver(text):
@@ -83,7 +83,7 @@ def _show_net(options: argparse.Namespace) -> None:
 
 
 def convert(options: argparse.Namespace) -> int:
-    """Writes a network's weights in the form that the name of --out asks for."""
+    """Writes a network's weights in the format that the extension of --out names."""
     net = _net(options)
     net.prepare(_shapes(options, net))
     if options.weights is None:
@@ -108,7 +108,7 @@ def _net(options: argparse.Namespace) -> caffe.CaffeNet:
 
 
 def _shapes(options: argparse.Namespace, net: caffe.CaffeNet) -> dict[str, tuple[int, ...]]:
-    """Shapes of inputs by --input, a batch of one; labels of one number each."""
+    """Shapes of the inputs from --input, for a batch of one; further inputs are labels of one number each."""
     if options.input is None:
         return {}
     if not re.fullmatch(r"\d+(x\d+)*", options.input):
@@ -121,10 +121,12 @@ def _shapes(options: argparse.Namespace, net: caffe.CaffeNet) -> dict[str, tuple
 
 
 def arguments(recipe: Recipe) -> dict[str, Any]:
-    """What a recipe's Caffe files say, as arguments of `fit`; what the recipe says itself comes first."""
+    """Arguments of `fit` from a recipe's Caffe files; the recipe's own keys override them."""
     train, data, model = recipe.train, recipe.data, recipe.model
     if model.zoo is not None or model.factory is not None:
-        raise ConfigError("[model] names a Caffe network, or a solver that does, and another; name one")
+        raise ConfigError(
+            "[model] names both a Caffe network (or a solver that names one) and another network; name one"
+        )
     if train.solver is not None and train.scheduler is not None:
         raise ConfigError("train.solver has its own learning rates; leave train.scheduler out")
     source: Any = _opened(data.source)
@@ -153,11 +155,11 @@ def arguments(recipe: Recipe) -> dict[str, Any]:
 
 
 def network(recipe: Recipe, given: Shape | None) -> tuple[Training, list[Shape]]:
-    """What a recipe's Caffe files say, and the shape of one row of each input of its net.
+    """The content of a recipe's Caffe files, and the shape of one row of each input of the net.
 
     Args:
         recipe: the recipe.
-        given: the shape of one row of the first input, where neither the prototxt nor the data tells it.
+        given: the shape of one row of the first input, if neither the prototxt nor the data gives it.
     """
     model, solver = recipe.model.caffe, recipe.train.solver
     first = input_names(model, solver)[:1]
@@ -175,14 +177,14 @@ def network(recipe: Recipe, given: Shape | None) -> tuple[Training, list[Shape]]
 
 
 def _opened(source: Any) -> Any:
-    """What a recipe names as rows, LMDB folders among them."""
+    """The rows that a recipe names; texts that begin with lmdb: become LMDB sources."""
     if isinstance(source, str) and source.startswith("lmdb:"):
         return DatumSource(source.removeprefix("lmdb:"))
     return source
 
 
 def _row_shapes(recipe: Recipe, source: Any) -> dict[str, tuple[int, ...]]:
-    """The shape of one row of the net's inputs, from the data's first rows; by order, so that names may differ."""
+    """The shape of one row of the net's inputs, from the data's first rows; matched by order, so names may differ."""
     names = input_names(recipe.model.caffe, recipe.train.solver)
     if isinstance(source, DatumSource):
         return {names[0]: source.shape}
@@ -192,6 +194,6 @@ def _row_shapes(recipe: Recipe, source: Any) -> dict[str, tuple[int, ...]]:
 
 
 def keep(model: nn.Module, folder: str) -> None:
-    """Writes a trained network beside its run, in Caffe's form, where the run's folder is one of this machine."""
+    """Writes a trained network in Caffe's format to the run's folder, if that is a local folder."""
     if isinstance(model, Fed) and os.path.isdir(folder):
         caffe.save(model.net, os.path.join(folder, "model.caffemodel"))

@@ -1,4 +1,4 @@
-"""`thinwire dashboard`, and the page beside `thinwire train --dashboard`."""
+"""`thinwire dashboard`, and the live page of `thinwire train --dashboard`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thinwire.errors import ConfigError
 
 
 def dashboard(options: argparse.Namespace) -> int:
-    """Serves the page until it is interrupted."""
+    """Serves the page until Ctrl-C."""
     host, port = _address(options.listen)
     server = serve(options.folders, host, port)
     print(f"thinwire: {server.url} (Ctrl-C ends it)", flush=True)
@@ -29,7 +29,7 @@ def dashboard(options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def watching(where: str | bool | None, title: str) -> Iterator[list[Callable[[Any], Any]]]:
-    """A live page while a run goes on, where one is wanted; yields what the run must call."""
+    """Serves a live page during a run, if wanted; yields the callbacks for the run."""
     if not where:
         yield []
         return
@@ -45,5 +45,7 @@ def watching(where: str | bool | None, title: str) -> Iterator[list[Callable[[An
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"{text!r} is no address; write HOST:PORT, such as 127.0.0.1:8080, or 0 for any free port")
+        raise ConfigError(
+            f"{text!r} is not an address; write HOST:PORT, such as 127.0.0.1:8080, or 0 for any free port"
+        )
     return host.strip("[]") or "127.0.0.1", int(port)

@@ -1,4 +1,4 @@
-"""`thinwire doctor`: is this cluster ready to train on?"""
+"""`thinwire doctor`: checks whether a cluster is ready for training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from thinwire.errors import ConfigError
 
 
 def doctor(options: argparse.Namespace) -> int:
-    """Looks at a cluster; its exit code says whether a run could work."""
+    """Checks a cluster; the exit code says whether a run would work."""
     site = Spark(workers=options.workers, master=options.master).site(None)
     try:
         findings = examine(site.session, site.workers, site.host)

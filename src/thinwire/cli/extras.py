@@ -1,8 +1,8 @@
-"""Commands that another package brings, by entry points of the group `thinwire.commands`.
+"""Commands of other packages, found by entry points of the group `thinwire.commands`.
 
-Installed packages are searched only when such a command is named or when help lists all commands: every other command
-starts without that search. Only the names in `EXTRAS` are looked up, so that installing a package cannot replace or
-add a command unnoticed.
+Installed packages are searched only when such a command is named or when help lists all commands, so that other
+commands start without the search. Only the names in `EXTRAS` are looked up, so that installing a package cannot replace
+or add a command unnoticed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GROUP = "thinwire.commands"
 
 @dataclass(frozen=True)
 class Command:
-    """What an entry point leads to."""
+    """The object to which an entry point refers."""
 
     options: Callable[[argparse.ArgumentParser], None]
     """Adds the command's options to its parser."""
@@ -33,15 +33,15 @@ class Command:
 
 @dataclass(frozen=True)
 class Extra:
-    """A command that is known here and lives elsewhere."""
+    """A command that another package provides."""
 
     package: str
-    """The distribution that brings it."""
+    """The distribution that provides the command."""
     help: str
-    """Its line in the list of commands."""
+    """The command's line in the list of commands."""
 
     def line(self, name: str) -> str:
-        """Its line in the list of commands, with the package to install where it is missing."""
+        """The command's line in the list of commands, with the package to install if it is missing."""
         return self.help if _entry_point(name) else f"{self.help} (not installed: pip install {self.package})"
 
 
@@ -52,10 +52,10 @@ EXTRAS = {
 
 
 def load(name: str) -> Command:
-    """The command of that name.
+    """The command with that name.
 
     Raises:
-        ConfigError: The package that brings it is not installed.
+        ConfigError: The package that provides the command is not installed.
     """
     entry_point = _entry_point(name)
     if entry_point is None:
@@ -69,8 +69,9 @@ def load(name: str) -> Command:
 
 
 def _entry_point(name: str) -> EntryPoint | None:
-    """The entry point of a command; None where its package is absent, or only its metadata is left."""
-    from importlib.metadata import entry_points  # a search of all installed packages: not on ordinary paths
+    """The entry point of a command; None if its package is absent, or only its metadata remain."""
+    # searching all installed packages takes time: other commands avoid the import
+    from importlib.metadata import entry_points
 
     found = next(iter(entry_points(group=GROUP, name=name)), None)
     return found if found is not None and find_spec(found.module.partition(".")[0]) else None

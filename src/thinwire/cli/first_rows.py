@@ -1,4 +1,4 @@
-"""The first rows of a recipe's data, for commands that build a model or plan it."""
+"""The first rows of a recipe's data, for commands that build a model or plan its placement."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from thinwire.data.tokens import Tokenize
 from thinwire.recipe import Recipe
 
 DIGITS = "digits"
-"""The data of a recipe that names none."""
+"""The data of a recipe that names no data."""
 
 
 def first_rows(
     recipe: Recipe, names: Sequence[str] | None, transform: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 ) -> dict[str, torch.Tensor]:
-    """The first rows of a recipe's data, as the model would get them: these columns, or all but label and weight."""
+    """The first rows of a recipe's data as the model gets them: the named columns, or all but label and weight."""
     data = recipe.data
     source = plain(open_source(data.source or DIGITS))
     batch = next(iter(source.batches())).slice(0, 2)

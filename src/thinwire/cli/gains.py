@@ -1,4 +1,4 @@
-"""What the papers' models of speed-up say, from times and counts that a user has measured: for `thinwire plan`."""
+"""Speed-ups that the papers' models predict from a user's measurements, for `thinwire plan`."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from thinwire.rules.speedup import (
 )
 
 STOPPING = ("synchronous", "sparknet", "diloco")
-"""Strategies whose workers wait for each exchange, so that a summary tells what one takes."""
+"""Strategies whose workers wait for each exchange, so that a summary shows the time of an exchange."""
 
 
 class Given(NamedTuple):
-    """What was measured; None and empty where it was not.
+    """Measurements; None or empty where not given.
 
     Attributes:
         step_s: seconds of a step, C(b).
         exchange_s: seconds of an exchange of the whole model, S.
-        alone: steps of one machine to the target, N.
-        rounds: rounds to the target by τ, M(τ).
-        discrepancy: what asynchrony costs by τ, d(τ).
+        alone: steps that one machine takes to the target, N.
+        rounds: by τ, rounds to the target, M(τ).
+        discrepancy: by τ, the cost of asynchrony, d(τ).
     """
 
     step_s: float | None
@@ -41,10 +41,10 @@ class Given(NamedTuple):
 
 
 def given(options: argparse.Namespace) -> Given:
-    """What the options say was measured.
+    """The measurements in the command's options.
 
     Raises:
-        ConfigError: one is no number above 0, or lacks another that it needs.
+        ConfigError: A measurement is not a number above 0, or needs another that is missing.
     """
     step_s, exchange_s = options.step, options.exchange
     if options.run is not None:
@@ -54,7 +54,7 @@ def given(options: argparse.Namespace) -> Given:
     for name, value in (("--step", step_s), ("--exchange", exchange_s), ("--alone", options.alone)):
         least = 0 if name == "--exchange" else math.ulp(0.0)
         if value is not None and not least <= value < math.inf:
-            raise ConfigError(f"{name} {value:g} is not possible; give what was measured, above 0")
+            raise ConfigError(f"{name} {value:g} is not possible; give a measured value above 0")
     found = Given(
         step_s,
         exchange_s,
@@ -71,7 +71,7 @@ def given(options: argparse.Namespace) -> Given:
 
 
 def _by_period(name: str, text: str | None) -> dict[int, float]:
-    """Numbers by τ.
+    """Parses numbers by τ.
 
     >>> _by_period("--rounds", "1:900,50:30")
     {1: 900.0, 50: 30.0}
@@ -84,12 +84,12 @@ def _by_period(name: str, text: str | None) -> dict[int, float]:
         except ValueError as error:
             raise ConfigError(f"{name} {text!r} is not understood; write it as 1:900,10:110") from error
     if any(period < 1 or not 0 < value < math.inf for period, value in found.items()):
-        raise ConfigError(f"{name} {text!r} is not possible; periods are 1 or more, and what was measured is above 0")
+        raise ConfigError(f"{name} {text!r} is not possible; periods are 1 or more, and measured values are above 0")
     return found
 
 
 def _of_a_run(folder: str) -> tuple[float, float]:
-    """Seconds of a step and of an exchange, from the summary of a run whose workers stop for each."""
+    """Seconds of a step and of an exchange, from the summary of a run whose workers wait for each exchange."""
     path = os.path.join(folder, "summary.json")
     try:
         with open(path, encoding="utf-8") as file:
@@ -98,18 +98,19 @@ def _of_a_run(folder: str) -> tuple[float, float]:
         waited = summary["train_seconds"] * (1 - summary["busy"]) - summary["evaluated_s"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(
-            f"--run {folder!r} has no summary.json of a run ({error}); name the out folder of one"
+            f"--run {folder!r} has no summary.json of a run ({error}); name the out folder of a run"
         ) from None
     if strategy not in STOPPING or not rounds or not step_s:
         raise ConfigError(
-            f"--run {folder!r} is of {strategy} with {rounds} rounds; what an exchange takes shows where workers stop "
+            f"--run {folder!r} is of {strategy} with {rounds} rounds; the time of an exchange is known only where "
+            "workers stop "
             f"for it: name a run of {', '.join(STOPPING)} with two workers or more, or give --step and --exchange"
         )
     return float(step_s), max(0.0, float(waited)) / rounds
 
 
 def gains(found: Given, workers: int) -> dict[str, Any]:
-    """What the papers' models say; empty where step and exchange were not measured."""
+    """Predictions of the papers' models; empty if step and exchange were not measured."""
     if found.step_s is None or found.exchange_s is None:
         return {}
     step_s, exchange_s = found.step_s, found.exchange_s
@@ -154,7 +155,7 @@ def _asynchronous(found: Given, workers: int, period: int, penalty: float) -> di
 
 
 def sentences(told: dict[str, Any], workers: int) -> list[str]:
-    """The same in words."""
+    """The predictions in sentences."""
     if not told:
         return []
     lines = [

@@ -1,4 +1,4 @@
-"""`thinwire`: one command a verb, errors as sentences, exit codes that mean something."""
+"""The command `thinwire`, with its subcommands; errors are sentences, and exit codes name the kind of error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Run a recipe. A recipe is a TOML file; recipes/digits.toml is a complete one.
   thinwire train recipes/digits.toml
   thinwire train recipes/digits.toml --set strategy.name=sparknet --set strategy.period=20
   thinwire train recipes/digits.toml --out runs/a          # events, summary and checkpoints
-  thinwire train recipes/digits.toml --resume runs/a       # go on where that run stopped
+  thinwire train recipes/digits.toml --resume runs/a       # resume that run
 
 Exit codes: 0 done as asked, 1 something unforeseen, 2 recipe or option not understood, 3 data, 4 your code failed
 on a worker, 5 workers lost and not replaced, 6 a deadline passed, 7 the loss is not finite, 8 checkpoint, 9 a peer
@@ -28,7 +28,7 @@ broke the protocol, 130 Ctrl-C (a checkpoint is left).
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser that names the nearest word."""
+    """An argument parser that suggests the nearest command."""
 
     def error(self, message: str) -> Any:
         if "invalid choice" in message and self._subparsers is not None:
@@ -49,7 +49,7 @@ def parser(word: str | None = None) -> argparse.ArgumentParser:
     """All commands and their options.
 
     Args:
-        word: The command that was named; options of a command from another package are there only if it is the one.
+        word: The command given by the user; options of another package's command are added only for that command.
     """
     top = _Parser(prog="thinwire", description="Train PyTorch models over the Ethernet you already have.")
     top.add_argument("--version", action=ShowVersion, help="print the versions of thinwire and its parts")
@@ -62,27 +62,28 @@ def parser(word: str | None = None) -> argparse.ArgumentParser:
         "--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help="change one key of the recipe"
     )
     train.add_argument("--out", metavar="DIR", help="folder or URL for events, summary and checkpoints")
-    train.add_argument("--resume", metavar="DIR", help="go on from the newest checkpoint in that folder")
+    train.add_argument("--resume", metavar="DIR", help="resume from the newest checkpoint in that folder")
     train.add_argument("--json", action="store_true", help="print the summary as JSON, as the last line")
     train.add_argument(
         "--dashboard",
         nargs="?",
         const=True,
         metavar="HOST:PORT",
-        help="serve a live page of the run, on a free port of this machine unless said",
+        help="serve a live page of the run (default: on a free port of this machine)",
     )
     page = commands.add_parser("dashboard", help="a page of runs in a browser, live or afterwards")
     page.add_argument("folders", nargs="+", metavar="DIR", help="out folders of runs; several are compared")
     page.add_argument(
-        "--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="a free port of this machine unless given"
+        "--listen",
+        default="127.0.0.1:0",
+        metavar="HOST:PORT",
+        help="where to listen (default: a free port of this machine)",
     )
-    doctor = commands.add_parser("doctor", help="look at a Spark cluster: is it ready to train on?")
-    doctor.add_argument("--master", metavar="URL", help="the cluster; Spark embedded in this process unless given")
-    doctor.add_argument(
-        "--workers", type=int, metavar="N", help="workers to be; as many as there are slots unless given"
-    )
-    doctor.add_argument("--data", metavar="PATH", help="Parquet files: how many rows would each worker get?")
-    doctor.add_argument("--json", action="store_true", help="print what was found as JSON")
+    doctor = commands.add_parser("doctor", help="check whether a Spark cluster is ready for training")
+    doctor.add_argument("--master", metavar="URL", help="the cluster (default: Spark embedded in this process)")
+    doctor.add_argument("--workers", type=int, metavar="N", help="number of workers (default: one for each slot)")
+    doctor.add_argument("--data", metavar="PATH", help="Parquet files; shows the rows that each worker would get")
+    doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     _plan(commands.add_parser("plan", help="what a recipe would cost on a cluster, layer by layer"))
     _simulate(commands.add_parser("simulate", help="time to a target by strategy and workers, in virtual time"))
     export = commands.add_parser("export", help="write a saved model's network in a form that other programs run")
@@ -93,7 +94,7 @@ def parser(word: str | None = None) -> argparse.ArgumentParser:
         const="",
         required=True,
         metavar="FILE",
-        help="as an ONNX file; named after the folder, and here, unless given",
+        help="write an ONNX file (default: in this folder, named after the model's folder)",
     )
     _caffe(commands.add_parser("caffe", help="look at Caffe's networks, solvers and weights, and convert them"))
     _extras(commands, word)
@@ -103,24 +104,32 @@ def parser(word: str | None = None) -> argparse.ArgumentParser:
 def _plan(plan: argparse.ArgumentParser) -> None:
     plan.add_argument("recipe", metavar="RECIPE.toml", help="the recipe to plan for")
     plan.add_argument("--workers", type=int, required=True, metavar="N", help="workers of the cluster")
-    plan.add_argument("--link", default="1gbit", metavar="RATE", help="of every worker, both ways (1gbit)")
-    plan.add_argument("--latency", type=float, default=0.1, metavar="MS", help="of one message (0.1)")
+    plan.add_argument(
+        "--link", default="1gbit", metavar="RATE", help="rate of every worker's link, in both directions (1gbit)"
+    )
+    plan.add_argument("--latency", type=float, default=0.1, metavar="MS", help="latency of a message (0.1)")
     plan.add_argument(
         "--group",
         metavar="M",
-        help="workers of a replica; the fewest it fits into unless given, 'auto' for the size whose step is shortest",
+        help="workers of a replica, or 'auto' for the shortest step (default: the fewest with enough memory)",
     )
-    plan.add_argument("--memory", metavar="SIZE", help="of each worker, such as 8gb; no limit unless given")
-    plan.add_argument("--profile", action="store_true", help="time the layers here instead; the network is made for it")
-    plan.add_argument("--gflops", type=float, metavar="F", help="of each worker; as one thread here unless given")
-    plan.add_argument("--input", metavar="SHAPE", help="of one row, such as 3x224x224; as the data has it unless given")
+    plan.add_argument("--memory", metavar="SIZE", help="memory of each worker, such as 8gb (default: no limit)")
+    plan.add_argument("--profile", action="store_true", help="build the network and time its layers here")
+    plan.add_argument(
+        "--gflops", type=float, metavar="F", help="speed of each worker (default: that of one thread here)"
+    )
+    plan.add_argument(
+        "--input", metavar="SHAPE", help="shape of one row, such as 3x224x224 (default: that of the data)"
+    )
     plan.add_argument(
         "--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help="change one key of the recipe"
     )
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
     plan.add_argument("--step", type=float, metavar="S", help="measured seconds of a step of one worker, C(b)")
     plan.add_argument("--exchange", type=float, metavar="S", help="measured seconds of an exchange of the model, S")
-    plan.add_argument("--run", metavar="DIR", help="take both from a run of synchronous, sparknet or diloco")
+    plan.add_argument(
+        "--run", metavar="DIR", help="take --step and --exchange from a run of synchronous, sparknet or diloco"
+    )
     plan.add_argument("--alone", type=float, metavar="N", help="measured steps of one machine to the target")
     plan.add_argument(
         "--rounds", metavar="τ:M,…", help="measured rounds to the target by steps a round: SparkNet eq. 2"
@@ -134,16 +143,18 @@ def _caffe(caffe: argparse.ArgumentParser) -> None:
     acts = caffe.add_subparsers(dest="act", metavar="ACT", required=True, parser_class=_Parser)
     show = acts.add_parser("show", help="a network layer by layer, a solver's settings, or a caffemodel's blobs")
     convert = acts.add_parser("convert", help="weights from Caffe's form to safetensors, or back")
-    convert.add_argument("--out", required=True, metavar="FILE", help="where to: .safetensors or .caffemodel")
+    convert.add_argument("--out", required=True, metavar="FILE", help="the file to write: .safetensors or .caffemodel")
     for act in (show, convert):
         act.add_argument("file", metavar="NET.prototxt", help="the network")
-        act.add_argument("--weights", metavar="FILE", help="a caffemodel, or safetensors that were converted before")
-        act.add_argument("--input", metavar="SHAPE", help="of one row, such as 3x32x32, where the network tells none")
-        act.add_argument("--phase", choices=("TRAIN", "TEST"), default="TEST", help="which layers it has (TEST)")
+        act.add_argument("--weights", metavar="FILE", help="a caffemodel, or safetensors from an earlier conversion")
+        act.add_argument("--input", metavar="SHAPE", help="shape of one row, such as 3x32x32, if the network has none")
+        act.add_argument(
+            "--phase", choices=("TRAIN", "TEST"), default="TEST", help="the phase whose layers are used (TEST)"
+        )
 
 
 def _extras(commands: argparse._SubParsersAction[_Parser], word: str | None) -> None:
-    """Commands of other packages: with their options where one is named, else only as names."""
+    """Adds the commands of other packages; options are added only for the command given by the user."""
     for name, extra in EXTRAS.items():
         added = commands.add_parser(name, help=extra.help if word else extra.line(name))
         if name == word:
@@ -155,20 +166,25 @@ def _extras(commands: argparse._SubParsersAction[_Parser], word: str | None) -> 
 def _simulate(sim: argparse.ArgumentParser) -> None:
     sim.add_argument("recipe", metavar="RECIPE.toml", help="the recipe to simulate; its train.until is the target")
     sim.add_argument("--workers", default="1,2,4,8", metavar="N,…", help="cluster sizes (1,2,4,8)")
-    sim.add_argument("--link", metavar="RATE", help="of every worker, both ways (the recipe's, or 1gbit)")
-    sim.add_argument("--latency", type=float, metavar="MS", help="of one message (the recipe's, or 0.1)")
+    sim.add_argument(
+        "--link", metavar="RATE", help="rate of every worker's link, in both directions (the recipe's, or 1gbit)"
+    )
+    sim.add_argument("--latency", type=float, metavar="MS", help="latency of a message (the recipe's, or 0.1)")
     sim.add_argument(
         "--strategies",
         default="synchronous,sparknet,easgd,mpca,diloco,relay",
         metavar="NAME[:KNOB=VALUE],…",
-        help="what to compare (the six of the papers and ours)",
+        help="strategies to compare (default: the papers' and relay)",
     )
-    sim.add_argument("--step", type=float, metavar="S", help="seconds of a worker's step; measured here unless given")
+    sim.add_argument("--step", type=float, metavar="S", help="seconds of a worker's step (default: measured here)")
     sim.add_argument(
-        "--ratio", type=float, metavar="R", help="instead, in how many steps the model crosses a link and back"
+        "--ratio",
+        type=float,
+        metavar="R",
+        help="in place of --step: steps in whose time the model crosses a link and back",
     )
-    sim.add_argument("--spread", type=float, metavar="CV", help="of step times, standard deviation over mean")
-    sim.add_argument("--out", metavar="DIR", help="folder for the numbers as JSON, and for pictures (PNG, SVG)")
+    sim.add_argument("--spread", type=float, metavar="CV", help="standard deviation of step times over their mean")
+    sim.add_argument("--out", metavar="DIR", help="folder for the numbers as JSON, and for plots (PNG, SVG)")
     sim.add_argument(
         "--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help="change one key of the recipe"
     )
@@ -212,11 +228,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ThinwireError as error:
         return _complaint(str(error), error.exit_code)
     except KeyboardInterrupt:
-        return _complaint("stopped at once; checkpoints written before are intact", Interrupted.exit_code)
+        return _complaint("stopped at once; earlier checkpoints are intact", Interrupted.exit_code)
 
 
 def _complaint(message: str, code: int) -> int:
-    """Says what went wrong, and which page of the documentation says what to do about it."""
+    """Prints an error, and the page of the documentation about its exit code."""
     print(f"thinwire: {message}\nexit code {code}: see docs/reference/errors/exit-{code}.md", file=sys.stderr)
     return code
 
@@ -224,12 +240,12 @@ def _complaint(message: str, code: int) -> int:
 def _train(options: argparse.Namespace) -> int:
     from thinwire import recipe
 
-    sys.path.insert(0, os.getcwd())  # so that a factory beside the recipe is found
+    sys.path.insert(0, os.getcwd())  # for factories in the current folder
     chosen = recipe.load(options.recipe, options.changes)
     if chosen.cluster.kind == "local":
         from thinwire.cluster.fork_server import shared
 
-        shared()  # it imports torch while this process does
+        shared()  # the fork server imports torch while this process does
     from thinwire.cli.dashboard import watching
     from thinwire.cli.tables import summary_table
     from thinwire.cli.wiring import run

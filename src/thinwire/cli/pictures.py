@@ -1,4 +1,4 @@
-"""Pictures of simulated runs; needs matplotlib."""
+"""Plots of simulated runs; needs matplotlib."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import matplotlib.pyplot as plt
 from thinwire.coordinator.stopping import Target
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
-"""Okabe and Ito's, which the colour-blind can tell apart."""
+"""Colours of Okabe and Ito, which colour-blind readers can distinguish."""
 MARKS = "osD^vP*X"
 Trials = list[dict[str, Any]]
 
 
 def draw_trials(found: dict[str, Any], target: Target | None) -> dict[str, bytes]:
-    """The speed-up by workers, and the curves of the largest cluster over time; as PNG and SVG."""
+    """Plots the speed-up by workers, and the curves of the largest cluster over time; returns PNG and SVG."""
     trials = [t for t in found["trials"] if "curve" in t]
     if not trials:
         return {}
@@ -42,7 +42,7 @@ def draw_trials(found: dict[str, Any], target: Target | None) -> dict[str, bytes
 
 
 def _gains(axes: Any, trials: Trials, names: list[str], style: dict[str, Any], target: Target | None) -> None:
-    """How much sooner than one worker; without a target, rows a second over those of one worker."""
+    """Plots the speed-up over one worker; without a target, the ratio of rows a second."""
     sizes = sorted({t["workers"] for t in trials})
     axes.plot(sizes, sizes, color="#bbbbbb", linestyle="--", label="as many times as workers")
     alone = next((t for t in trials if t["workers"] == 1), None)

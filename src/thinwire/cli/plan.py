@@ -1,4 +1,4 @@
-"""`thinwire plan`: what a recipe would cost on a cluster, layer by layer, before anything is spent."""
+"""`thinwire plan`: estimates the cost of a recipe on a cluster, layer by layer, before a run."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from thinwire.units import SIZES, quantity, rate_bytes
 Row = tuple[tuple[int, ...], torch.dtype]
 """Shape and type of one row of an input."""
 HIDDEN = 0.1
-"""An exchange that takes less than this share of the steps it belongs to needs no hiding."""
+"""Synchronous exchange is recommended where an exchange takes less than this share of a step."""
 
 
 def show_plan(options: argparse.Namespace) -> int:
     """Prints a plan; returns the exit code."""
     measured = given(options)
-    sys.path.insert(0, os.getcwd())  # so that a factory beside the recipe is found
+    sys.path.insert(0, os.getcwd())  # for factories in the current folder
     chosen = recipes.load(options.recipe, options.changes)
     factory, rows, batch = _network(chosen, options.input)
     with torch.device("meta"):  # the network without memory for its parameters
@@ -77,7 +77,7 @@ def show_plan(options: argparse.Namespace) -> int:
 
 
 def _group(given: str | None) -> Any:
-    """Workers of a replica: a number, "auto", or None where nothing was said."""
+    """Workers of a replica: a number, "auto", or None if not given."""
     if given is None or given == "auto":
         return given
     if not given.lstrip("-").isdigit():
@@ -91,7 +91,7 @@ def _size(each: Plan) -> dict[str, float]:
 
 
 def _print_sizes(sizes: Sequence[Plan], best: Plan) -> None:
-    """What a step takes in groups of each size, the best one marked."""
+    """Prints the time of a step in groups of each size, with the best one in bold."""
     if not sizes:
         return
     table = Table(title="a step in groups of each size: the shortest is taken", title_justify="left")
@@ -105,7 +105,7 @@ def _print_sizes(sizes: Sequence[Plan], best: Plan) -> None:
 
 
 def _fitting(graph: Graph, workers: int, batch: int, machine: Machine, group: int | None) -> Plan:
-    """The plan for a group of the size asked for, or else for the smallest that a replica fits into."""
+    """The plan for a group of the given size, or else of the smallest size for which a replica fits into memory."""
     if workers < 1:
         raise ConfigError(f"--workers {workers} is too small; use 1 or more")
     sizes = [group] if group is not None else [size for size in range(1, workers + 1) if workers % size == 0]
@@ -121,7 +121,7 @@ def _fitting(graph: Graph, workers: int, batch: int, machine: Machine, group: in
 
 
 def _advice(graph: Graph, found: Plan, workers: int, batch: int, machine: Machine, measured: Given) -> dict[str, Any]:
-    """What to train with across replicas, and whether it is worth it at all; times that were measured come first."""
+    """The recommended strategy across replicas, and whether several workers are faster than one."""
     replicas = workers // found.group
     vector_bytes = 4 * graph.parameters / found.group
     exchange_s = machine.wire.seconds(2 * vector_bytes * (replicas - 1) / replicas, 2 * (replicas - 1))
@@ -185,7 +185,7 @@ def _print(found: Plan, advice: dict[str, Any], workers: int, link: str) -> None
 
 
 def _print_connections(console: Console, found: Plan) -> None:
-    """The layers that the planner puts at borders; their bytes and seconds are in the rows of the layers after them."""
+    """Prints the redistributions between layers; the rows of the layers after them include their costs."""
     if not found.connections:
         return
     table = Table(title="connection layers, counted with the layer after each", title_justify="left")
@@ -261,7 +261,7 @@ def _plain(found: Plan, advice: dict[str, Any]) -> dict[str, Any]:
 
 
 def _profiled(factory: Callable[[], nn.Module], graph: Graph, rows: Sequence[Row], batch: int, group: int) -> Graph:
-    """The graph with layer times as this machine takes them, on one thread, for as many rows as a worker has."""
+    """The graph with layer times of this machine, on one thread, for the rows of one worker."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     examples = [
@@ -275,7 +275,7 @@ def _profiled(factory: Callable[[], nn.Module], graph: Graph, rows: Sequence[Row
 
 
 def _network(chosen: recipes.Recipe, given: str | None) -> tuple[Callable[[], nn.Module], list[Row], int]:
-    """What makes a recipe's network, one row of each of its inputs, and the rows of a worker's step."""
+    """The factory of a recipe's network, one row of each of its inputs, and the rows of a worker's step."""
     if given is not None and not re.fullmatch(r"\d+(x\d+)*", given):
         raise ConfigError(f"--input {given!r} is not a shape; write it as 3x224x224")
     shape = None if given is None else tuple(int(part) for part in given.split("x"))

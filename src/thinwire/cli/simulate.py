@@ -1,4 +1,4 @@
-"""`thinwire simulate`: time to a target by strategy and number of workers, before anything is spent."""
+"""`thinwire simulate`: time to a target by strategy and number of workers, in virtual time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MEASURED = ("train_seconds", "steps", "rounds", "bytes_sent", "busy", "workers_l
 
 def simulate(options: argparse.Namespace) -> int:
     """Runs a recipe under each strategy on each number of workers; returns the exit code."""
-    sys.path.insert(0, os.getcwd())  # so that a factory beside the recipe is found
+    sys.path.insert(0, os.getcwd())  # for factories in the current folder
     chosen = recipes.load(options.recipe, options.changes)
     sizes = _counts(options.workers)
     named = [_strategy(chosen, text) for text in options.strategies.split(",")]
@@ -75,14 +75,14 @@ def _run_all(
             progress.update(task, description=f"{name}, {size} workers" if size > 1 else name)
             cluster = dataclasses.replace(_cluster(chosen, options), workers=size, step_s=step_s, ratio=ratio)
             trials.append({"strategy": name, "workers": size} | _trial(chosen, cluster, knobs))
-            if step_s is None and ratio is None:  # measured once, and the same for all
+            if step_s is None and ratio is None:  # measured once, for all trials
                 step_s = trials[-1].get("step_s")
             progress.advance(task)
     return trials
 
 
 def _cluster(chosen: Recipe, options: argparse.Namespace) -> ClusterSection:
-    """The recipe's simulated cluster, with what the command line says of it."""
+    """The recipe's simulated cluster, with the command's options applied."""
     given = {"link": options.link, "latency_ms": options.latency, "spread": options.spread}
     return dataclasses.replace(
         chosen.cluster, kind="simulated", **{name: value for name, value in given.items() if value is not None}
@@ -90,7 +90,7 @@ def _cluster(chosen: Recipe, options: argparse.Namespace) -> ClusterSection:
 
 
 def _trial(chosen: Recipe, cluster: ClusterSection, knobs: dict[str, Any]) -> dict[str, Any]:
-    """One run in virtual time; it leaves nothing in the recipe's own folder."""
+    """One run in virtual time; writes nothing to the recipe's own folder."""
     nowhere = dataclasses.replace(chosen.run, out=None, checkpoint_every=None)
     asked = dataclasses.replace(chosen, cluster=cluster, strategy=knobs, run=nowhere)
     target, began = _target(chosen), time.perf_counter()
@@ -98,7 +98,7 @@ def _trial(chosen: Recipe, cluster: ClusterSection, knobs: dict[str, Any]) -> di
         result = run(asked, out=None, resume=None, progress=False)
     except ConfigError:
         raise
-    except ThinwireError as error:  # the others are still worth knowing
+    except ThinwireError as error:  # continue with the other trials
         failed = f"{type(error).__name__}: {error}".splitlines()[0]
         return {"seconds": None, "failed": failed, "real_s": round(time.perf_counter() - began, 3)}
     curve = [
@@ -117,7 +117,7 @@ def _trial(chosen: Recipe, cluster: ClusterSection, knobs: dict[str, Any]) -> di
 
 
 def _reached(result: Result, target: Target | None) -> dict[str, Any]:
-    """When the target was reached, if it was; a training loss is looked at without an evaluation."""
+    """When the run reached the target; empty if it did not. Only a training loss needs no evaluation."""
     if target is None:
         return {}
     if target.metric == TRAIN_LOSS:
@@ -127,7 +127,7 @@ def _reached(result: Result, target: Target | None) -> dict[str, Any]:
 
 
 def _compare(trials: list[dict[str, Any]]) -> None:
-    """How much sooner than one worker each got there."""
+    """Adds the speed-up of each trial over one worker."""
     alone = next((t["seconds"] for t in trials if t["workers"] == 1), None)
     for trial in trials:
         trial["speedup"] = alone / trial["seconds"] if alone and trial["seconds"] else None
@@ -182,7 +182,7 @@ def _best(trial: dict[str, Any], target: Target | None) -> str:
 
 
 def _save(found: dict[str, Any], folder: str, target: Target | None, *, shown: bool) -> None:
-    """The numbers as JSON, and pictures of them where matplotlib is there."""
+    """Writes the numbers as JSON, and plots of them if matplotlib is installed."""
     base = folder.rstrip("/")
     write_file(f"{base}/simulated.json", (json.dumps(found, indent=1) + "\n").encode())
     try:
@@ -210,11 +210,11 @@ def _counts(text: str) -> list[int]:
 
 
 def _strategy(chosen: Recipe, text: str) -> dict[str, Any]:
-    """A name with knobs, as in "sparknet:period=50"; those of the recipe where it is the recipe's own strategy."""
+    """A name with knobs, as in "sparknet:period=50"; the recipe's knobs if the name is that of its own strategy."""
     name, *given = text.strip().split(":")
     values: dict[str, Any] = {"strategy": {}}
     if "=" in name:
-        raise ConfigError(f"--strategies: {text!r} is no name; knobs follow a name with colons, as in name:a=1:b=2")
+        raise ConfigError(f"--strategies: {text!r} is not a name; knobs follow a name with colons, as in name:a=1:b=2")
     if chosen.strategy.get("name", "relay") == name:
         values["strategy"] = dict(chosen.strategy)
     values["strategy"]["name"] = name
@@ -223,7 +223,7 @@ def _strategy(chosen: Recipe, text: str) -> dict[str, Any]:
             raise ConfigError(f"--strategies {text!r} is not understood; write knobs as {name}:period=50")
         recipes.apply(values, f"strategy.{change}")
     knobs: dict[str, Any] = values["strategy"]
-    strategy(name, {key: value for key, value in knobs.items() if key != "name"})  # refuses what it does not know
+    strategy(name, {key: value for key, value in knobs.items() if key != "name"})  # raises for unknown knobs
     return knobs
 
 

@@ -1,4 +1,4 @@
-"""Tables for the end of a command."""
+"""Tables that commands print at their end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def summary_table(summary: dict[str, Any]) -> None:
         console.print(f"[yellow]checkpoint {name} was not saved:[/] {why}", highlight=False)
     if summary.get("nonfinite"):
         left_out = (
-            f"{summary['nonfinite']:,} times numbers were left out that are not finite: see non_finite in events.jsonl"
+            f"{summary['nonfinite']:,} times values that are not finite were left out: see non_finite in events.jsonl"
         )
         console.print(f"[yellow]{left_out}[/]", highlight=False)
     if summary.get("left_out"):
@@ -76,7 +76,7 @@ def _number(value: float | None) -> str:
 
 
 def size_text(size_bytes: float) -> str:
-    """A size for people.
+    """A size as people write it.
 
     >>> size_text(999), size_text(1_500_000)
     ('999 B', '1.5 MB')

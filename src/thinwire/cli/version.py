@@ -1,4 +1,4 @@
-"""`thinwire --version`: what an issue report needs, without importing what is slow to import."""
+"""`thinwire --version`: versions for an issue report, without slow imports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PACKAGES = ("torch", "pyspark", "pyarrow", "pyzmq", "numba", "numpy")
 
 
 class ShowVersion(argparse.Action):
-    """Prints the parts and ends the command."""
+    """Prints the versions and ends the command."""
 
     def __init__(self, option_strings: list[str], dest: str, **more: Any) -> None:
         super().__init__(option_strings, dest, nargs=0, **more)
@@ -22,7 +22,7 @@ class ShowVersion(argparse.Action):
 
 
 def parts() -> dict[str, str]:
-    """Names and versions of everything that a run depends on."""
+    """Names and versions of the packages that a run depends on."""
     from thinwire.protocol.handshake import PROTOCOL
     from thinwire.version import __version__
 
@@ -40,7 +40,7 @@ def _installed(package: str) -> str:
 
 def _libzmq() -> str:
     try:
-        import zmq  # which library it is linked with, only it knows
+        import zmq  # only pyzmq knows the libzmq that it is linked with
     except ImportError:
         return "not installed"
     return zmq.zmq_version()

@@ -1,4 +1,4 @@
-"""From a recipe's plain values to a call of `fit`."""
+"""Turns a recipe's plain values into a call of `fit`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ KEYS = {
         "until",
     )
 }
-"""What a recipe calls an argument of `fit`, for messages."""
+"""The recipe's key for each argument of `fit`, for messages."""
 
 
 def run(
@@ -70,7 +70,7 @@ def run(
     progress: bool | None,
     callbacks: Sequence[Callable[[Event], Any]] = (),
 ) -> Result:
-    """Runs a recipe; callbacks come beside the trackers that it names."""
+    """Runs a recipe; `callbacks` are called in addition to the recipe's trackers."""
     train, data = recipe.train, recipe.data
     import_modules(recipe)
     by_caffe = recipe.model.caffe is not None or train.solver is not None
@@ -140,12 +140,12 @@ def _trackers(recipe: Recipe) -> list[Callable[[Event], Any]]:
 
 
 def import_modules(recipe: Recipe) -> None:
-    """Imports what a recipe names in `model.modules`, such as Caffe layers that register themselves."""
+    """Imports the modules of `model.modules`, such as Caffe layers that register themselves."""
     for name in recipe.model.modules or ():
         try:
             importlib.import_module(name)
-        except (ImportError, ValueError) as error:  # the last of no name of a module
-            raise ConfigError(f"model.modules = {name!r}: {error}; is its folder on PYTHONPATH?") from error
+        except (ImportError, ValueError) as error:  # ValueError for a text that is not a module's name
+            raise ConfigError(f"model.modules = {name!r}: {error}; put the module's folder on PYTHONPATH") from error
 
 
 def model_of(recipe: Recipe) -> str | dict[str, Any]:
@@ -159,7 +159,7 @@ def model_of(recipe: Recipe) -> str | dict[str, Any]:
 
 
 def transform_of(recipe: Recipe) -> Any:
-    """What a recipe has batches go through."""
+    """The transform of a recipe."""
     if recipe.data.table is not None and recipe.data.transform is not None:
         raise ConfigError(
             "data.table and data.transform exclude each other; make the columns in SQL or in the data, or have a "
@@ -171,7 +171,7 @@ def transform_of(recipe: Recipe) -> Any:
 
 
 def table_of(recipe: Recipe) -> OfTable:
-    """A recipe's network and inputs, and its transform, fitted where it is a table's encoder."""
+    """A recipe's network, inputs and transform; a `TableEncoder` is fitted."""
     data = recipe.data
     besides = {"data.label": data.label, "data.weight": data.weight}
     source, model, transform = data.source or DIGITS, model_of(recipe), transform_of(recipe)
@@ -179,7 +179,7 @@ def table_of(recipe: Recipe) -> OfTable:
 
 
 def model_name(recipe: Recipe) -> str:
-    """The network that a recipe names."""
+    """The name of a recipe's network."""
     model = recipe.model
     if (model.zoo is None) == (model.factory is None):
         raise ConfigError(
@@ -190,7 +190,7 @@ def model_name(recipe: Recipe) -> str:
 
 
 def placement_of(recipe: Recipe) -> Placement:
-    """How a recipe has one replica span several workers."""
+    """The placement of a recipe."""
     given = {k: v for k, v in dataclasses.asdict(recipe.placement).items() if v is not None}
     found: Placement = checked({"placement": given})["placement"]
     return found
@@ -220,7 +220,7 @@ def _simulated(recipe: Recipe) -> Cluster:
     for fault in cluster.faults or ():
         for key in fault:
             if key not in allowed:
-                raise ConfigError(f"cluster.faults.{key} is nothing that a fault has. {nearest(key, allowed)}")
+                raise ConfigError(f"cluster.faults.{key} is not a field of a fault. {nearest(key, allowed)}")
         if "at_s" not in fault:
             raise ConfigError("cluster.faults needs at_s; write faults = [{ at_s = 20, worker = 1 }]")
     try:

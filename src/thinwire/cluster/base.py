@@ -1,4 +1,4 @@
-"""What a cluster is to a run: a place for its data, and workers that come and go."""
+"""The interface of a cluster to a run: it holds the run's data, starts workers, and replaces them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from thinwire.transport.ports import Hub, Wire
 
 
 class Entry(Protocol):
-    """What a worker runs."""
+    """The function that a worker runs."""
 
     def __call__(
         self,
@@ -31,14 +31,14 @@ class Entry(Protocol):
         given: Iterable[Any] | None = None,
         gpu: int | None = None,
     ) -> bool:
-        """One worker's life; False where it ended with its work not done: cut off, or replaced.
+        """Runs one worker until it leaves; False where its work is not done, because it was cut off or replaced.
 
         Args:
             worker: its number.
-            attempt: larger than that of all who had this number before.
-            first: whether nobody had.
-            given: record batches of its rows, where the cluster has them.
-            gpu: the one it is to use, where the cluster has set one apart for it.
+            attempt: larger than the attempts of all earlier workers with this number.
+            first: whether no earlier worker had this number.
+            given: record batches of its rows, where the cluster passes them.
+            gpu: the GPU that the cluster has reserved for it, if any.
         """
 
 
@@ -47,123 +47,123 @@ Transform = Callable[[dict[str, Any]], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Dealt:
-    """Data on its way to workers."""
+    """Data as it is dealt to workers."""
 
     feed: Feed
     labels: Labels
-    """What the loss takes, with what the model's output for one row has told."""
+    """The labels that the loss takes, measured with the model's output for one row."""
     rows: int | None = None
     """Training rows, where they are known before workers have read them."""
     validation_rows: int | None = None
     server: Server | None = None
-    """Who answers workers that fetch."""
+    """Answers workers that fetch their rows."""
     frame: Any = None
-    """A Spark DataFrame of one partition a worker."""
+    """A Spark DataFrame with one partition for each worker."""
 
 
 class Opened(Protocol):
-    """Data that has been looked at, not yet read."""
+    """Data whose schema is known and whose rows are not yet read."""
 
     names: list[str]
     transform: Transform | None
     indicator: str | None
-    """A column that is true for validation rows, where the data has one."""
+    """Name of a column that is true for validation rows, where the data has one."""
 
     def deal(self, wanted: Wanted, folder: str) -> Dealt: ...
 
 
 class Cluster(Protocol):
-    """Where workers are to run, as a user says it."""
+    """A user's description of where workers are to run."""
 
     def site(self, data: Any) -> Site:
         """The place itself, as it is now, for this data."""
 
 
 def unmeasured(parameters: int) -> float | None:
-    """Nothing is known of a step."""
+    """No estimate of a step: the site knows none."""
     return None
 
 
 class Expected(NamedTuple):
-    """What a site knows of its links and steps before a run."""
+    """Estimates of a site's links and steps before a run."""
 
     wire: placement.Wire | None = None
     """The link between two workers; None where it is not measured."""
     step_s: Callable[[int], float | None] = unmeasured
-    """Seconds of a worker's step of a network with so many parameters."""
+    """Seconds of a worker's step, for a network with this number of parameters."""
 
 
 class Site(Protocol):
-    """Where workers run."""
+    """The place where workers run."""
 
     @property
     def workers(self) -> int: ...
 
     @property
     def time(self) -> Time:
-        """The time that passes there."""
+        """The time by which workers run and wait there."""
 
     @property
     def prefetch(self) -> int | None:
-        """Batches that a worker's thread transforms ahead there; None leaves it to the loader."""
+        """Batches that a thread of a worker transforms ahead; None leaves the number to the loader."""
 
     @property
     def replica(self) -> Callable[..., TorchReplica]:
-        """What makes a worker's replica there."""
+        """Builds a worker's replica there."""
 
     @property
     def crew(self) -> Callable[..., Crew] | None:
-        """What makes a worker's end of its group there; None where workers cannot form groups."""
+        """Builds a worker's end of its group there; None where workers cannot form groups."""
 
     @property
     def part(self) -> Callable[..., GroupReplica]:
-        """What makes a worker's part of a replica that spans its group."""
+        """Builds a worker's part of a replica that spans its group."""
 
     @property
     def observe(self) -> Observer:
-        """Who is shown more of the run than events tell: a test harness, where workers run in its process."""
+        """Observer of a test harness, where workers run in its process."""
 
     @property
     def in_process(self) -> bool:
         """Whether workers are threads of this process."""
 
     def expect(self) -> Expected:
-        """What is known here of links and steps, told or measured now."""
+        """Estimates of links and steps, given by the user or measured now."""
 
     def deadlines(self, given: Deadlines | None) -> Deadlines:
-        """How long to wait for workers here, unless said."""
+        """The deadlines of a run here: those given, or the site's defaults."""
 
     def open(self, data: Any, validation: Any) -> Opened: ...
 
     def look(self, out: str | None, *, ports: bool = True) -> None:
-        """Raises ConfigError where workers could not run, or could not write to the run's folder.
+        """Raises ConfigError where workers could not run or could not write to the run's folder.
 
         Args:
             out: the run's folder.
-            ports: whether workers are to reach the driver and each other by ports of their own.
+            ports: whether workers reach the driver and each other by ports of their own.
         """
 
     def wire(self) -> tuple[Hub, Wire]:
-        """The coordinator's end of a run's wire, and what workers make theirs from."""
+        """The coordinator's end of a run's wire, and the object from which workers make their ends."""
 
     def needs_jobs(self) -> Any:
-        """What runs jobs beside the workers; raises ConfigError where there is none."""
+        """The session that runs jobs beside the workers; raises ConfigError where there is none."""
 
     def launch(self, entry: Entry, dealt: Dealt, wire: Wire, helpers: int = 0) -> Workforce:
-        """Starts the workers, and helpers on this machine, whose numbers come after theirs.
+        """Starts the workers, and helpers on this machine; helpers have the numbers after the workers'.
 
-        `wire` is for those that fail before they can read `entry`.
+        `wire` serves workers that fail before they can read `entry`.
         """
 
 
 def sockets(host: str, peer_host: str | None) -> tuple[Hub, Wire]:
-    """Both ends of a wire of sockets, with keys of their own.
+    """Both ends of a wire of sockets, with keys made for it.
 
     Args:
-        host: the address of this machine at which workers reach the coordinator.
-        peer_host: the address at which a worker is reached by others; None lets each find its own.
+        host: address of this machine at which workers reach the coordinator.
+        peer_host: address at which other workers reach a worker; None lets each worker find its own.
     """
-    from thinwire.transport.zmq import Keys, ZmqHub, ZmqWire  # only here: threads and simulations need no sockets
+    from thinwire.transport.zmq import Keys, ZmqHub, ZmqWire  # imported here: threads and simulations need no sockets
 
     keys = Keys.make()
     hub = ZmqHub(keys=keys, host=host)
@@ -171,7 +171,7 @@ def sockets(host: str, peer_host: str | None) -> tuple[Hub, Wire]:
 
 
 class DriverData:
-    """Data that the driver reads and deals out: arrays, tables, files, built-in sets."""
+    """Data that the driver reads and deals out: arrays, tables, files, built-in data sets."""
 
     def __init__(self, data: Any, validation: Any, workers: int, *, shared_disk: bool) -> None:
         self._source: Source = open_source(data)

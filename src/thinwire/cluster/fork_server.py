@@ -1,11 +1,11 @@
-"""A process that has imported everything once and forks workers from there.
+"""A process that imports everything once and forks workers.
 
-Importing torch takes seconds a process, most of a short run's time; a fork takes milliseconds, and so a lost worker's
-place is soon filled again. One fork server serves all runs of a driver. Nobody outlives anybody else's need:
+Importing torch takes seconds in each process, most of a short run's time. A fork takes milliseconds, so that a lost
+worker is replaced quickly. One fork server serves all runs of a driver. No process survives the one that needs it:
 
-1. the driver goes: its end of the request pipe closes, the fork server kills its workers and leaves;
-2. the fork server goes: the pipe that only it holds open closes, and each worker leaves;
-3. a worker goes: the fork server waits for it and tells the driver how it ended.
+1. the driver ends: its end of the request pipe closes, and the fork server kills its workers and exits;
+2. the fork server ends: the pipe that only it holds open closes, and each worker exits;
+3. a worker ends: the fork server reaps it and tells the driver its exit code.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from thinwire.cluster.fork_server import main; main()"
 )
 WARM_CODECS = ("int4", "sign2", "sign1")
-"""Compiled once here, so that no worker has to."""
+"""Codecs compiled once here, so that no worker has to compile them."""
 PRELOADED = ("torch", "torch._dynamo", "numpy.random", "zmq.auth.thread", "pyarrow", "cloudpickle", "thinwire.run.job")
-"""What a worker needs sooner or later; torch's optimizers pull in torch._dynamo, two seconds by itself."""
+"""Modules that every worker needs. torch's optimizers import torch._dynamo, which alone takes two seconds."""
 
 
 class ForkServer:
-    """The driver's side. Start it early, ask for workers, look who has ended."""
+    """The driver's side: starts the fork server, asks for workers, and learns which have ended."""
 
     def __init__(self) -> None:
         requests, self._requests = os.pipe()
@@ -41,7 +41,7 @@ class ForkServer:
             [sys.executable, "-c", _START, str(requests), str(replies), json.dumps(sys.path)],
             pass_fds=(requests, replies),
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the driver, which then asks the workers to save and stop
+            start_new_session=True,  # Ctrl-C goes to the driver alone, which asks the workers to save and stop
         )
         os.close(requests)
         os.close(replies)
@@ -51,14 +51,14 @@ class ForkServer:
         self._lock = threading.Lock()
         self.pids: dict[int, int] = {}
         self.endings: dict[int, int] = {}
-        """Exit codes of workers that have ended, negative for signals, by token."""
+        """Exit codes of workers that have ended, by token; negative for signals."""
 
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
 
     def start(self, payload: bytes, worker: int, attempt: int, threads: int, log: str) -> int:
-        """Asks for a worker; returns the token under which its end will be told. Its code travels in the pipe."""
+        """Asks for a worker; returns the token under which its end is reported. Its code travels through the pipe."""
         with self._lock:
             self._token += 1
             request = {
@@ -83,7 +83,7 @@ class ForkServer:
                 os.kill(self.pids[token], signal.SIGKILL)
 
     def poll(self) -> None:
-        """Takes in what the fork server has told."""
+        """Reads what the fork server has reported."""
         while select.select([self._replies], [], [], 0)[0]:
             data = os.read(self._replies, 65536)
             if not data:
@@ -98,7 +98,7 @@ class ForkServer:
                 self.endings[told["token"]] = told["code"]
 
     def close(self) -> None:
-        """Ends the fork server and whoever it still holds."""
+        """Ends the fork server and the workers that still run."""
         os.close(self._requests)
         try:
             self._process.wait(5)
@@ -108,7 +108,7 @@ class ForkServer:
         os.close(self._replies)
 
 
-class _ignoring:  # noqa: N801 - reads as a word
+class _ignoring:  # noqa: N801 - named like contextlib.suppress
     def __init__(self, kind: type[BaseException]) -> None:
         self._kind = kind
 
@@ -122,7 +122,7 @@ _shared: ForkServer | None = None
 
 
 def shared() -> ForkServer:
-    """The driver's own fork server, started when first needed and again if it has died."""
+    """The driver's fork server, started when first needed, and again if it has died."""
     global _shared
     if _shared is None or not _shared.alive:
         if _shared is None:
@@ -197,7 +197,7 @@ class _Server:
         _write(self._replies, json.dumps(reply).encode() + b"\n")
 
     def _become_worker(self, request: dict[str, Any], payload: bytes) -> None:
-        """In the fork: never returns."""
+        """Runs the worker in the forked process; never returns."""
         code = 1
         try:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -222,7 +222,7 @@ class _Server:
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(code)  # daemon threads and user libraries must not hold up the end
+            os._exit(code)  # threads and exit handlers of user libraries must not delay the exit
 
 
 def _work(payload: bytes, worker: int, attempt: int, threads: int) -> None:
@@ -233,7 +233,7 @@ def _work(payload: bytes, worker: int, attempt: int, threads: int) -> None:
 
     make_own(threads)
     torch.set_num_interop_threads(1)
-    cloudpickle.loads(payload)(worker, attempt, first=attempt == 0)  # from the driver's own pipe
+    cloudpickle.loads(payload)(worker, attempt, first=attempt == 0)  # trusted: comes from the driver's own pipe
 
 
 def _leave_with(alive: int) -> None:
@@ -247,15 +247,16 @@ def _ring(descriptor: int) -> None:
 
 
 def main() -> None:
-    """Imports what workers need, then serves."""
+    """Imports the modules that workers need, then serves."""
     import importlib
 
-    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # Arrow's other allocators keep a thread, and forks want none
+    # Arrow's other allocators start a thread, which a fork would lose
+    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"
     for name in PRELOADED:
         importlib.import_module(name)
     import torch
 
-    torch.set_num_threads(1)  # a pool of threads made here would be missing in the forks
+    torch.set_num_threads(1)  # the forks would lack a pool of threads that is made here
     from thinwire.rules.compression import codec, warm_up
 
     for name in WARM_CODECS:

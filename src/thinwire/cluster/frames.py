@@ -1,4 +1,4 @@
-"""Spark DataFrames as data: their columns, and how their rows become one partition a worker."""
+"""Spark DataFrames as data: their columns, and the deal of their rows into one partition for each worker."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def is_frame(data: Any) -> bool:
 
 
 def framed(data: Any) -> Any:
-    """An RDD as a DataFrame, whose rows are computed when they are read; anything else as it is.
+    """An RDD as a DataFrame whose rows are computed when they are read; other data unchanged.
 
-    A record (array, label) has the columns "features" and "label", a Row or a dict those that it names.
+    A record (array, label) has the columns "features" and "label"; a Row or a dict has the columns that it names.
     """
     if not is_rdd(data):
         return data
@@ -80,29 +80,30 @@ class FrameData:
         return Dealt(Streamed(schema, wanted), wanted.labels, frame=(frame, kept))
 
     def _dealt(self, frame: Any) -> tuple[Any, bool]:
-        """A frame of one partition a worker, and whether it was persisted for this run."""
-        two = self._held is not None  # partitions of either: merged as they lie, some workers would get one kind only
+        """A frame with one partition for each worker, and whether the frame was persisted for this run."""
+        two = self._held is not None  # merging partitions of two frames would give some workers rows of one kind only
         if two and self._repartition is False:
             raise ConfigError(
-                "repartition=False keeps a DataFrame's partitions, and here are two, one with the validation rows; "
+                "repartition=False keeps a DataFrame's partitions, and here are two, one of validation rows; "
                 "leave it out, or give validation as a share, or as a column that is true for validation rows"
             )
         pieces = None if two or self._repartition is True else _pieces_straight_from_files(frame)
         if self._repartition is False and pieces is not None and pieces < self._workers:
             raise ConfigError(
                 f"the DataFrame has {pieces} partitions and {self._workers} workers are asked for, so that some would "
-                f"never come; leave out repartition=False, or ask for {pieces} workers"
+                f"never start; leave out repartition=False, or ask for {pieces} workers"
             )
         if self._repartition is False or (pieces is not None and pieces >= self._workers):
             return (frame if pieces == self._workers else frame.coalesce(self._workers)), False
         frame = frame.repartition(self._workers)
-        # A shuffle right under the workers would make one lost executor restart them all: its outcome is kept, twice.
+        # A shuffle right before the workers' stage would restart all of them when one executor is lost, so its result
+        # is kept twice.
         from pyspark import StorageLevel
 
         return frame.persist(StorageLevel.DISK_ONLY_2), True
 
     def rows_dealt(self) -> list[int]:
-        """Rows of each worker to be, by a count over the frame as workers would get it."""
+        """Rows that each worker would get, counted over the dealt frame."""
         from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
         frame, kept = self._dealt(self._frame)
@@ -114,13 +115,13 @@ class FrameData:
 
 
 def image_decoder(frame: Any) -> Transform | None:
-    """What makes tensors of a frame's image columns; None where it has none."""
+    """A transform that makes tensors of a frame's image columns; None where there are none."""
     images = tuple(f.name for f in frame.schema.fields if _is_image(f.dataType))
     return functools.partial(decode_images, images) if images else None
 
 
 def training_rows(frame: Any, indicator: str | None) -> Any:
-    """The rows to train on; those whose indicator is null are told of by the workers."""
+    """The rows to train on, with rows whose indicator is null: the workers report those."""
     if indicator is None or dict(frame.dtypes).get(indicator) != "boolean":
         return frame
     from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
@@ -130,11 +131,12 @@ def training_rows(frame: Any, indicator: str | None) -> Any:
 
 
 def first_row(frame: Any, schema: Any) -> Any | None:
-    """The frame's first row as a record batch, empty where there is none; None where none comes in time."""
+    """The frame's first row as a record batch, empty if there is none; None if none comes in time."""
     found: list[Any] = []
 
     def take() -> None:
-        with contextlib.suppress(Exception):  # cancelled; or rows that cannot be computed, which the workers will tell
+        # the job was cancelled, or the rows cannot be computed: the workers will report that
+        with contextlib.suppress(Exception):
             found.append(frame.take(1))
 
     tag = f"thinwire-row-{uuid.uuid4().hex[:8]}"
@@ -151,13 +153,13 @@ def first_row(frame: Any, schema: Any) -> Any | None:
 
 
 def example_row(frame: Any, names: Sequence[str]) -> Any | None:
-    """Some columns of the frame's first row; None where none comes in time."""
+    """Some columns of the frame's first row; None if none comes in time."""
     chosen = frame.select(*[_quoted(name) for name in names])
     return first_row(chosen, arrow_schema(chosen))
 
 
 def _plain(value: Any, kind: Any) -> Any:
-    """A value as Arrow takes it: ML vectors and rows as dicts."""
+    """A value in the form that Arrow takes: ML vectors and rows as dicts."""
     if value is not None and hasattr(kind, "sqlType"):
         return dict(zip(kind.sqlType().names, kind.serialize(value), strict=True))
     return value.asDict(recursive=True) if hasattr(value, "asDict") else value
@@ -211,7 +213,7 @@ def _is_image(kind: Any) -> bool:
 
 
 def _joined(frame: Any, held: Any, wanted: Wanted) -> tuple[Any, Wanted]:
-    """Training and validation rows in one frame, told apart by a column."""
+    """Training and validation rows in one frame, with a column that tells them apart."""
     from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
     missing = [name for name in frame.columns if name not in held.columns]
@@ -224,10 +226,10 @@ def _joined(frame: Any, held: Any, wanted: Wanted) -> tuple[Any, Wanted]:
 
 
 def _pieces_straight_from_files(frame: Any) -> int | None:
-    """Partitions of a frame that involves no shuffle, so that a lost one is read again; None where it does."""
+    """Partitions of a frame that needs no shuffle, so that a lost one can be read again; None if it needs one."""
     if is_remote(frame.sparkSession):
         return None
-    with contextlib.suppress(Exception):  # the plan is internal to Spark: where it cannot be read, rows are dealt out
+    with contextlib.suppress(Exception):  # Spark's plan is internal: where it cannot be read, rows are dealt out
         plan = frame._jdf.queryExecution().executedPlan().toString()
         if not any(word in plan for word in ("Exchange", "Shuffle", "ObjectHashAggregate")):
             return int(frame._jdf.rdd().getNumPartitions())

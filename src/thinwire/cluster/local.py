@@ -1,4 +1,4 @@
-"""Workers as processes of this machine."""
+"""Workers as processes or threads of this machine."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ from thinwire.values import check_fields, count_or_auto, truth, whole
 
 @dataclass(frozen=True, kw_only=True)
 class Local:
-    """One process a worker, on this machine.
+    """Each worker as a process of this machine.
 
     Args:
-        workers: how many.
-        threads: torch threads of each; "auto" shares the processors out, so that workers do not fight over them.
-        max_restarts: how many lost workers are replaced, over the whole run.
-        processes: False runs workers as threads of this process instead, where a debugger reaches them; they share
-            one random generator and one processor lock, and none can be lost.
+        workers: number of workers.
+        threads: torch threads of each worker; "auto" divides the processors among the workers.
+        max_restarts: number of lost workers that are replaced over the whole run.
+        processes: False runs workers as threads of this process instead, where a debugger reaches them. The threads
+        share
+            one random generator and one interpreter lock, and none can be lost.
     """
 
     workers: int = 2
@@ -54,7 +55,7 @@ class Local:
     observe = staticmethod(unobserved)
 
     def site(self, data: Any) -> Local:
-        """This machine, whatever the data. What forks workers starts now, while the data is read."""
+        """This machine, for any data. Starts the fork server now, while the data is read."""
         if self.processes:
             shared()
         return self
@@ -84,7 +85,7 @@ class Local:
         return max(1, _processors() // self.workers)
 
     def look(self, out: str | None, *, ports: bool = True) -> None:
-        """Nothing to look at: it is this machine."""
+        """Checks nothing: workers run on this machine."""
 
     def wire(self) -> tuple[Hub, Wire]:
         if self.processes:
@@ -96,7 +97,7 @@ class Local:
         raise ConfigError("exchange = 'spark' needs cluster=tw.Spark(…); on this machine alone use 'mesh'")
 
     def launch(self, entry: Entry, dealt: Dealt, wire: Wire, helpers: int = 0) -> LocalWorkforce | ThreadWorkforce:
-        """Starts the workers, and helpers as more of them."""
+        """Starts the workers, and helpers in the same way."""
         if not self.processes:
             return ThreadWorkforce(entry, self.workers + helpers)
         force = LocalWorkforce(self, packed(entry))
@@ -118,7 +119,7 @@ class LocalWorkforce:
         self._restarts = 0
 
     def start(self, worker: int, attempt: int) -> None:
-        """Starts one worker; its code travels through a pipe, so neither arguments nor environment hold a key."""
+        """Starts one worker. Its code travels through a pipe: no key appears in arguments or the environment."""
         log = self._log(worker, attempt)
         threads = self._cluster.threads_each
         self._running[worker, attempt] = self._fork_server.start(self._payload, worker, attempt, threads, log)
@@ -141,7 +142,7 @@ class LocalWorkforce:
             return False
         self._restarts += 1
         old = self._running.pop((worker, attempt - 1), None)
-        if old is not None:  # lost, but its process may still be there: it must not come back
+        if old is not None:  # a lost worker's process may still run, and must not come back
             self._fork_server.kill(old)
         if not self._fork_server.alive:
             self._fork_server = shared()
@@ -149,7 +150,7 @@ class LocalWorkforce:
         return True
 
     def stop(self) -> None:
-        """Ends what still runs: workers that said good-bye get a moment to leave by themselves."""
+        """Ends the processes that still run, after a moment for workers that said good-bye to exit by themselves."""
         deadline = time.monotonic() + 3.0
         while self._running and self._fork_server.alive and time.monotonic() < deadline:
             self.exits()
@@ -191,7 +192,7 @@ class ThreadWorkforce:
         return False
 
     def stop(self) -> None:
-        """Workers leave by themselves: with the run, or when they hear nothing more of it."""
+        """Waits for the threads: workers end with the run, or when they no longer hear the driver."""
         for thread in self._threads:
             thread.join(3.0)
 
@@ -201,7 +202,7 @@ def _explain(code: int, tail: str) -> str:
         reason = f"its process was killed by {signal.Signals(-code).name}"
     else:
         reason = f"its process ended with exit code {code}"
-    return f"{reason}; its last words:\n{tail}" if tail else reason
+    return f"{reason}; its last output:\n{tail}" if tail else reason
 
 
 def _processors() -> int:

@@ -1,4 +1,4 @@
-"""What a message between two processes of this machine takes, measured."""
+"""Measures messages between two processes of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A look at every executor before a run: what it has installed, whom it can reach, and what to change.
+"""Checks every executor before a run: its packages, the addresses it can reach, and what has to change.
 
 The probe runs on executors that may lack thinwire, so it uses Python's own library only and travels by value.
 """
@@ -34,7 +34,7 @@ LEAST_MEMORY = 1 << 30
 
 @dataclass(frozen=True)
 class Probe:
-    """What one task found on its executor."""
+    """What one task has found on its executor."""
 
     task: int
     host: str
@@ -46,29 +46,29 @@ class Probe:
     disk_bytes: int | None
     cores: int | None
     driver: str | None
-    """Why the driver could not be reached; None where it could."""
+    """Why the task could not reach the driver; None where it could."""
     peers: dict[str, str | None]
-    """By address of another task, why it could not be reached."""
+    """By address of another task, why it could not be reached; None where it could."""
     sees_out: bool
-    """Whether the run's folder is the same there as here."""
+    """Whether the executor sees the same run's folder as the driver."""
 
 
 @dataclass
 class Findings:
-    """What the probes add up to."""
+    """The findings of all probes together."""
 
     probes: list[Probe]
     workers: int
     slots: int | None
     driver: str
     problems: list[str] = field(default_factory=list)
-    """What makes a run impossible, and what to change."""
+    """Reasons why a run is impossible, each with what to change."""
     warnings: list[str] = field(default_factory=list)
     rows: list[int] | None = None
-    """Rows of each worker to be, where data was given to look at."""
+    """Rows of each future worker, where data was given."""
 
     def deal(self, rows: list[int]) -> None:
-        """Books the rows each worker would get; those with none are warned of."""
+        """Sets the rows that each worker would get, and warns of workers without rows."""
         self.rows = rows
         empty = [worker for worker, count in enumerate(rows) if not count]
         if not sum(rows):
@@ -80,7 +80,7 @@ class Findings:
             )
 
     def refuse(self) -> None:
-        """Raises ConfigError where a run cannot work."""
+        """Raises ConfigError where a run is impossible."""
         if self.problems:
             listed = "\n".join(f"  - {problem}" for problem in self.problems)
             raise ConfigError(f"the Spark cluster is not ready for {self.workers} workers:\n{listed}")
@@ -95,35 +95,35 @@ def examine(
     ports: bool = True,
     timeout_s: float = PROBE_S,
 ) -> Findings:
-    """Probes as many tasks as there are to be workers.
+    """Runs one probe task for each future worker.
 
     Args:
-        session: the cluster's.
-        workers: how many there are to be.
+        session: the session of the cluster.
+        workers: number of future workers.
         host: this machine's address, as executors see it.
         out: the run's folder, if it has one.
-        ports: whether workers are to reach this machine and each other by ports of their own; without, none is opened.
-        timeout_s: how long to wait for the tasks.
+        ports: whether workers will reach this machine and each other by ports of their own; if not, no port is opened.
+        timeout_s: seconds to wait for the tasks.
     """
     token = secrets.token_hex(16)
-    meeting = _Meeting(host, workers, token) if ports else None
-    port = meeting.port if meeting else 0
+    rendezvous = _Rendezvous(host, workers, token) if ports else None
+    port = rendezvous.port if rendezvous else 0
     try:
         with _marked(out) as mark:
             rows = _run(session, workers, _probe_task(host, port, token, PACKAGES, mark), timeout_s)
     finally:
-        if meeting is not None:
-            meeting.close()
+        if rendezvous is not None:
+            rendezvous.close()
     probes = [Probe(**json.loads(row)) for row in rows]
     findings = Findings(probes, workers, slots(session), f"{host}:{port}")
-    _judge(findings, session)
+    _check_probes(findings, session)
     if not ports and setting(session, "spark.locality.wait", "3s") in ("0", "0s", "0ms"):
         findings.problems.append(
-            "spark.locality.wait is 0, so that tasks go anywhere; exchange='spark' has to reach its workers' machines: "
-            "leave it at its default"
+            "spark.locality.wait is 0, so that Spark starts tasks on any machine; exchange='spark' has to reach its "
+            "workers' machines: leave the setting at its default"
         )
     if not ports:
-        _judge_room(findings, session)
+        _check_free_slots(findings, session)
     blind = sorted({p.host for p in probes if not p.sees_out})
     if blind:
         findings.problems.append(
@@ -133,8 +133,8 @@ def examine(
     return findings
 
 
-def _judge_room(findings: Findings, session: Any) -> None:
-    """Whether a run by `exchange="spark"` leaves a slot on each machine for the jobs that visit its workers."""
+def _check_free_slots(findings: Findings, session: Any) -> None:
+    """Whether a run with `exchange="spark"` leaves a slot on each machine for the jobs that visit its workers."""
     if is_remote(session):
         return
     there = machines(session.sparkContext)
@@ -143,7 +143,8 @@ def _judge_room(findings: Findings, session: Any) -> None:
         return
     most = int(setting(session, "spark.dynamicAllocation.maxExecutors", str(2**31 - 1)))
     each = max((machine.slots // len(machine.executors) - 1 for machine in there), default=0)
-    if may_grow(session.sparkContext) and most * each >= findings.workers:  # visits that wait have Spark ask for more
+    # jobs that wait for a slot make Spark ask for more executors
+    if may_grow(session.sparkContext) and most * each >= findings.workers:
         findings.warnings.append(f"the executors that are there now are too few: {told}")
     else:
         findings.problems.append(told)
@@ -151,7 +152,7 @@ def _judge_room(findings: Findings, session: Any) -> None:
 
 @contextlib.contextmanager
 def _marked(out: str | None) -> Iterator[str | None]:
-    """A file in a folder of this machine, for executors to look for; a URL is the same everywhere."""
+    """A file in the run's folder that executors look for; None for a URL, which is the same everywhere."""
     if out is None or "://" in out:
         yield None
         return
@@ -164,7 +165,7 @@ def _marked(out: str | None) -> Iterator[str | None]:
         yield mark.name
 
 
-def _judge(findings: Findings, session: Any) -> None:
+def _check_probes(findings: Findings, session: Any) -> None:
     problems, warnings = findings.problems, findings.warnings
     own = {name: _version(name) for name in PACKAGES}
     for name in PACKAGES:
@@ -189,7 +190,8 @@ def _judge(findings: Findings, session: Any) -> None:
     for probe in findings.probes:
         if probe.driver is not None:
             problems.append(
-                f"{probe.host} cannot reach this machine at {findings.driver} ({probe.driver}); open that way, or name "
+                f"{probe.host} cannot reach this machine at {findings.driver} ({probe.driver}); open that port, or "
+                "name "
                 "an address that executors can reach: tw.Spark(host=…)"
             )
         for peer, why in probe.peers.items():
@@ -201,7 +203,7 @@ def _judge(findings: Findings, session: Any) -> None:
     if findings.slots is not None and findings.slots < findings.workers:
         warnings.append(
             f"{findings.workers} workers are asked for and there are {findings.slots} slots; training starts with "
-            "those, and the others join as slots appear"
+            "the workers that have slots, and the others join as slots become free"
         )
     if setting(session, "spark.speculation", "false").lower() == "true":
         warnings.append("spark.speculation is on: a slow worker's twin takes its place; turn it off for training")
@@ -209,7 +211,8 @@ def _judge(findings: Findings, session: Any) -> None:
     local = setting(session, "spark.master", "").startswith("local[")
     if failures < 8 and not is_remote(session) and not local:
         warnings.append(
-            f"spark.task.maxFailures is {failures}: Spark ends the job when one worker is lost so often; set it to 100"
+            f"spark.task.maxFailures is {failures}: Spark ends the job when one worker is lost that many times; set it "
+            "to 100"
         )
 
 
@@ -231,7 +234,7 @@ def _run(session: Any, workers: int, probe: Callable[[Iterator[Any]], Iterator[A
     if job.is_alive():
         cancel(session, tag)
         raise TimedOutError(
-            f"no answer from {workers} tasks within {timeout_s:.0f} s; are there executors with free slots?"
+            f"no answer from {workers} tasks within {timeout_s:.0f} s; check that executors have free slots"
         )
     if errors:
         raise ConfigError(_explained(errors[0])) from errors[0]
@@ -250,8 +253,8 @@ def _explained(error: BaseException) -> str:
     return "a first task on the executors failed:\n" + "\n".join(lines[-12:])
 
 
-class _Meeting:
-    """Where probes meet: each says where it listens, and all are told of the others. Plain text, nothing is run."""
+class _Rendezvous:
+    """Server at which probes exchange their addresses as plain text; nothing that they send is executed."""
 
     def __init__(self, host: str, expected: int, token: str) -> None:
         self._expected, self._token = expected, token
@@ -278,7 +281,7 @@ class _Meeting:
                         guest.settimeout(2.0)
                         token, _, address = guest.makefile().readline(200).strip().partition(" ")
                         if not hmac.compare_digest(token.encode(), self._token.encode()):
-                            guest.close()  # a stranger: probes would try whatever address it says
+                            guest.close()  # without the token its address is not passed on
                             continue
                         waiting.append((guest, address))
                         last = time.monotonic()
@@ -303,8 +306,8 @@ class _Meeting:
                 guest.sendall(b"bye\n")
 
 
-def _meeting() -> Callable[[str, int, str], tuple[Any, str, str | None, dict[str, str | None]]]:
-    """How a task tries its ways to the driver and to the other tasks, as a function that travels by value."""
+def _rendezvous() -> Callable[[str, int, str], tuple[Any, str, str | None, dict[str, str | None]]]:
+    """Makes the function by which a task tries to reach the driver and the other tasks; it travels by value."""
 
     def meet(host: str, port: int, token: str) -> tuple[Any, str, str | None, dict[str, str | None]]:
         import json
@@ -332,7 +335,7 @@ def _meeting() -> Callable[[str, int, str], tuple[Any, str, str | None, dict[str
                         except OSError as error:
                             peers[address] = str(error)
                     meeting.sendall(b"done\n")
-                    said.readline()  # until all are done: the others still want to be let in here
+                    said.readline()  # wait until all are done: the others still connect to this listener
             except (OSError, ValueError) as error:
                 return listener, here, str(error) if port else None, peers
         return listener, here, None, peers
@@ -343,8 +346,8 @@ def _meeting() -> Callable[[str, int, str], tuple[Any, str, str | None, dict[str
 def _probe_task(
     host: str, port: int, token: str, packages: tuple[str, ...], mark: str | None
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """The probe, as a function that travels by value: what it needs it imports itself."""
-    meet = _meeting()
+    """Makes the probe, a function that travels by value and therefore does its own imports."""
+    meet = _rendezvous()
 
     def probe(batches: Iterator[Any]) -> Iterator[Any]:
         import json
@@ -401,7 +404,7 @@ def _version(name: str) -> str | None:
 
 
 def _short(version: str) -> str:
-    """Major and minor.
+    """Major and minor version.
 
     >>> _short("2.13.0+cpu")
     '2.13'

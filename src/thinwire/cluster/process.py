@@ -1,4 +1,4 @@
-"""What a process is told that is to be a worker's own."""
+"""Settings of a process that runs one worker."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ TOP_PAD = 16 << 20
 
 
 def make_own(threads: int) -> None:
-    """Sets torch's threads, and lets the process keep the memory that it frees.
+    """Sets torch's threads, and makes the process keep the memory that it frees.
 
-    Every step frees its activations and asks for as much again at once. Left to itself glibc gives some of it back to
-    the kernel between steps, more or less by luck, and up to a tenth of a step's time goes into getting it page by
-    page.
+    Every step frees its activations and allocates as many again. By default glibc returns some of this memory to the
+    kernel between steps, and up to a tenth of a step's time goes into getting it back page by page.
     """
     import torch
 
     torch.set_num_threads(threads)
-    with contextlib.suppress(OSError, AttributeError):  # another libc: it has its own way
+    with contextlib.suppress(OSError, AttributeError):  # another libc, which lacks mallopt
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD)
         libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)

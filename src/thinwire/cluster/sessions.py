@@ -1,4 +1,4 @@
-"""What differs between Spark's own sessions and those of Spark Connect, in one place."""
+"""The differences between Spark's own sessions and those of Spark Connect, in one place."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ KNOCK_S = 10.0
 
 
 def is_remote(session: Any) -> bool:
-    """Whether a session is Spark Connect's: no JVM here, no RDDs, no SparkContext."""
+    """Whether a session is of Spark Connect: without a JVM here, RDDs or a SparkContext."""
     return type(session).__module__.startswith("pyspark.sql.connect")
 
 
 def find_session(given: Any, data: Any, master: str | None, workers: int | None) -> Any:
-    """The session of the data, or the active one, or a new one of `master`."""
+    """The session of the data, the active session, or a new one for `master`."""
     if given is not None:
         return given
     if type(data).__module__.startswith("pyspark.sql"):
@@ -32,7 +32,7 @@ def find_session(given: Any, data: Any, master: str | None, workers: int | None)
     if is_rdd(data):
         from pyspark.sql import SparkSession as Session
 
-        return Session.builder.getOrCreate()  # that of the RDD's context
+        return Session.builder.getOrCreate()  # the session of the RDD's context
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
@@ -44,19 +44,19 @@ def find_session(given: Any, data: Any, master: str | None, workers: int | None)
 
 
 def start_session(master: str | None, workers: int) -> Any:
-    """A session of this process; without a master, Spark embedded in it with one slot a worker."""
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # executors on this machine run what the driver runs
+    """Starts a session of this process; without a master, Spark runs embedded with one slot for each worker."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # executors on this machine use the driver's Python
     from pyspark.sql import SparkSession
 
     try:
         return _started(SparkSession.builder, master, workers)
-    except Exception as error:  # py4j's, pyspark's and Connect's have nothing else in common
+    except Exception as error:  # errors of py4j, pyspark and Connect have no other common base
         java = [line.lstrip(": ") for line in str(error).splitlines() if line.startswith(": ")]
         why = java[0] if java else str(error).partition("\n")[0]
         raise ConfigError(
             f"master = {master!r} gave no Spark session ({why}); it is an address such as spark://host:7077, yarn, "
-            "k8s://https://host:6443 or sc://host. See whether that master runs and can be reached from here, and read "
-            "Spark's own lines above."
+            "k8s://https://host:6443 or sc://host. Check that the master runs and can be reached from here, and read "
+            "Spark's own messages above."
         ) from error
 
 
@@ -75,18 +75,18 @@ def _started(builder: Any, master: str | None, workers: int) -> Any:
 
 
 def _knock(master: str) -> None:
-    """Sees whether anybody listens at a Spark Connect address, whose client would try again for many minutes."""
+    """Fails fast where nothing listens at a Spark Connect address: its client would retry for many minutes."""
     at = urlsplit(master)
     with socket.create_connection((at.hostname or "", at.port or CONNECT_PORT), timeout=KNOCK_S):
         return
 
 
 def slots(session: Any) -> int | None:
-    """Task slots that the cluster has now; None where it does not say."""
+    """Task slots that the cluster has now; None where it does not tell."""
     if is_remote(session):
         return None
     context = session.sparkContext
-    with contextlib.suppress(Exception):  # not part of Spark's public face; counts cores, GPUs and what a task takes
+    with contextlib.suppress(Exception):  # internal to Spark; counts cores, GPUs and what a task needs
         scala = context._jsc.sc()
         found = int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
         if found > 0:
@@ -96,12 +96,12 @@ def slots(session: Any) -> int | None:
 
 
 def setting(session: Any, name: str, default: str) -> str:
-    """One of Spark's settings, as text."""
+    """One of Spark's settings, as a text."""
     if not is_remote(session):
         return str(session.sparkContext.getConf().get(name, default))
     try:
         return str(session.conf.get(name, default))
-    except Exception:  # a static setting that Connect does not tell
+    except Exception:  # a static setting that Connect does not give
         return default
 
 
@@ -119,9 +119,9 @@ def driver_host(session: Any) -> str:
 
 
 def job_runner(session: Any, tag: str, description: str, act: Callable[[], Any]) -> threading.Thread:
-    """A thread that runs Spark jobs under a tag, by which they can be cancelled; not yet started.
+    """A thread, not yet started, that runs Spark jobs under a tag by which they can be cancelled.
 
-    The caller's own job group and scheduler pool hold for them too, so that `cancelJobGroup` ends them.
+    The jobs also have the caller's job group and scheduler pool, so that `cancelJobGroup` ends them.
     """
     context = None if is_remote(session) else session.sparkContext
     names = ("spark.jobGroup.id", "spark.scheduler.pool")
@@ -149,7 +149,7 @@ def cancel(session: Any, tag: str) -> None:
 
 
 def gpu_given() -> int | None:
-    """On an executor, the GPU that Spark has set apart for this task (`spark.task.resource.gpu.amount`), if any."""
+    """On an executor, the GPU that Spark has reserved for this task (`spark.task.resource.gpu.amount`), if any."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -169,7 +169,7 @@ def _is_here(address: str) -> bool:
 
 
 def _towards(session: Any) -> str:
-    """The address of this machine on the way to a Connect server."""
+    """The address of this machine on the route to a Connect server."""
     host = str(getattr(session.client, "host", None) or "127.0.0.1")
     host = os.environ.get("THINWIRE_HOST", host)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

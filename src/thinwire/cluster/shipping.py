@@ -1,4 +1,4 @@
-"""The user's own code on its way to machines that do not have it."""
+"""Ships the user's own code to machines that do not have it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from typing import Any
 
 import cloudpickle
 
-THERE = ("thinwire", "pyspark", "py4j")
-"""Packages that every worker has, wherever they lie here."""
+THERE = (
+    *("thinwire", "pyspark", "py4j"),
+    *("torch", "numpy", "numba", "pyarrow", "zmq", "safetensors", "fsspec", "cloudpickle", "rich"),
+)
+"""Packages that every worker has, wherever they are installed: thinwire's own requirements among them."""
 
 
 def packed(value: Any) -> bytes:
-    """A value with its code: functions and classes of modules that are not installed travel whole, not by name."""
+    """Pickles a value with its code: functions and classes of modules that are not installed travel by value."""
     registered = sys.modules.get("thinwire.caffe.layers.base")
     if registered is not None and registered.OWN:
         value = _After(_Registered(dict(registered.OWN)), value)
@@ -27,7 +30,7 @@ def packed(value: Any) -> bytes:
 
 
 class _Registered:
-    """Caffe layers of the user's own, which are registered there as they are unpickled."""
+    """The user's own Caffe layers, which are registered as they are unpickled."""
 
     def __init__(self, layers: dict[str, Any]) -> None:
         self._layers = layers
@@ -39,7 +42,7 @@ class _Registered:
 
 
 class _After:
-    """A value that is unpickled after something else: a pickle makes its parts in their order."""
+    """A value that is unpickled after another one: pickle builds the parts in order."""
 
     def __init__(self, first: Any, value: Any) -> None:
         self._parts = first, value
@@ -56,7 +59,7 @@ def _second(first: Any, value: Any) -> Any:
 def _by_value() -> Iterator[None]:
     earlier = cloudpickle.list_registry_pickle_by_value()
     loaded = list(sys.modules.items())
-    named = {m.__name__: m for name, m in loaded if _is_users(name, m)}  # once: some go by two names
+    named = {m.__name__: m for name, m in loaded if _is_users(name, m)}  # each module once: some have two names
     own = [module for name, module in named.items() if name not in earlier]
     for module in own:
         cloudpickle.register_pickle_by_value(module)
@@ -68,7 +71,7 @@ def _by_value() -> Iterator[None]:
 
 
 def _is_users(name: str, module: ModuleType | None) -> bool:
-    """Whether a module is of the user's own files rather than of an installed package, which executors need as well."""
+    """Whether a module comes from the user's own files. Installed packages must be installed on executors too."""
     path = getattr(module, "__file__", None)
     if not isinstance(module, ModuleType) or not path or name == "__main__" or name.partition(".")[0] in THERE:
         return False
@@ -76,7 +79,7 @@ def _is_users(name: str, module: ModuleType | None) -> bool:
         return False
     path = os.path.realpath(path)
     if any(f"{os.sep}{folder}{os.sep}" in path for folder in ("site-packages", "dist-packages")):
-        return False  # another environment's, which a .pth file or PYTHONPATH has added
+        return False  # of another environment, added by a .pth file or PYTHONPATH
     return not any(path.startswith(root + os.sep) for root in _installed())
 
 

@@ -1,4 +1,5 @@
-"""Workers as tasks of a Spark job. Importing this starts no JVM; pyspark is loaded when a cluster is first used.
+"""Workers as tasks of a Spark job. Importing this module starts no JVM; pyspark is loaded at the first use of a
+cluster.
 
 A worker is a task of the DataFrame's own lineage: it reads its partition, writes it to local files, and trains until
 the run is over. There is no barrier stage, so Spark runs a lost task again elsewhere while the others go on::
@@ -63,14 +64,14 @@ class Spark:
     """Workers as tasks of a Spark cluster, one slot each.
 
     Args:
-        workers: how many; None takes one for each task slot that the cluster has now.
-        session: the SparkSession; None takes that of the data, or the active one, or starts one.
-        master: of a session to start, such as "spark://host:7077"; None embeds Spark in this process.
+        workers: number of workers; None takes one for each task slot that the cluster has now.
+        session: the SparkSession; None takes the session of the data, the active session, or starts one.
+        master: master of a session to start, such as "spark://host:7077"; None embeds Spark in this process.
         threads: torch threads of each worker; "auto" takes the cores that Spark gives a task.
-        repartition: whether rows are first dealt out evenly to workers; "auto" does, unless a DataFrame comes straight
-            from files in at least as many pieces as there are workers.
+        repartition: whether rows are first dealt evenly to workers. "auto" deals them unless a DataFrame comes straight
+            from files, in at least one partition for each worker.
         host: this machine's address as executors see it; None takes Spark's own.
-        preflight: look at the executors before the run starts.
+        preflight: whether to check the executors before the run starts.
     """
 
     workers: int | None = None
@@ -110,7 +111,7 @@ class SparkSite:
         self.cluster, self.session, self.workers, self.host = cluster, session, workers, host
 
     def deadlines(self, given: Deadlines | None) -> Deadlines:
-        """Tasks start when slots are free, so those who are there do not wait for the others for long."""
+        """Tasks start when slots are free, so by default workers that have joined wait only briefly for others."""
         return given or replace(Deadlines(), gather_s=GATHER_S)
 
     def open(self, data: Any, validation: Any) -> FrameData | DriverData:
@@ -123,7 +124,7 @@ class SparkSite:
         return DriverData(data, validation, self.workers, shared_disk=False)
 
     def expect(self) -> Expected:
-        """Nothing is measured: it would take a job."""
+        """No estimates: a measurement would take a job."""
         return Expected()
 
     def wire(self) -> tuple[Hub, Wire]:
@@ -137,7 +138,7 @@ class SparkSite:
         return self.session
 
     def look(self, out: str | None, *, ports: bool = True) -> None:
-        """Refuses a cluster on which the run could not work, and says what to change."""
+        """Raises ConfigError for a cluster on which the run could not work, and says what to change."""
         if self.cluster.preflight:
             findings = examine(self.session, self.workers, self.host, out, ports=ports)
             findings.refuse()
@@ -145,7 +146,7 @@ class SparkSite:
                 warnings.warn(warning, stacklevel=2)
 
     def launch(self, entry: Entry, dealt: Dealt, wire: Wire, helpers: int = 0) -> SparkWorkforce:
-        """Starts the job whose tasks are the workers, and helpers as processes beside the driver."""
+        """Starts the job whose tasks are the workers, and helpers as processes on the driver's machine."""
         threads = self.cluster.threads
         if not isinstance(threads, int):
             threads = int(setting(self.session, "spark.task.cpus", "1"))
@@ -156,16 +157,16 @@ class SparkSite:
             assert beside is not None
             beside.start(worker, 0)
         task = functools.partial(_task, payload, wire, threads)
-        run = getattr(wire, "run", "")  # those who visit agents find their tasks by it
+        run = getattr(wire, "run", "")  # jobs that visit agents find their tasks by this name
         return SparkWorkforce(self.session, frame, kept, task, self.workers, beside, run)
 
     def _is_table_or_files(self, name: str) -> bool:
-        """Whether executors are to read a path themselves: folders and globs of Parquet files."""
+        """Whether executors read a path themselves: folders and globs of Parquet files, and URLs."""
         return name.endswith((".parquet", ".pq")) or (os.path.isdir(name) and _has_parquet(name)) or "://" in name
 
 
 class SparkWorkforce:
-    """The running job; see `thinwire.coordinator.ports.Workforce`. Spark itself replaces whom it loses."""
+    """The running job; see `thinwire.coordinator.ports.Workforce`. Spark itself replaces lost workers."""
 
     revives = True
 
@@ -194,7 +195,7 @@ class SparkWorkforce:
             self._error = error
 
     def exits(self) -> list[Exit]:
-        """Nothing, while the job lives: a lost task shows by its connection, and Spark starts it again."""
+        """Empty while the job lives: a lost task shows by its broken connection, and Spark starts it again."""
         helpers = [] if self._beside is None else self._beside.exits()
         if self._job.is_alive() or self._error is None or self._told:
             return helpers
@@ -208,7 +209,7 @@ class SparkWorkforce:
         return self._job.is_alive()
 
     def stop(self) -> None:
-        """Workers that said good-bye get a moment to end their tasks, then the job is cancelled."""
+        """Cancels the job, after a moment for workers that said good-bye to end their tasks."""
         self._job.join(5.0)
         if self._beside is not None:
             self._beside.stop()
@@ -221,10 +222,10 @@ class SparkWorkforce:
 
 
 def _task(payload: bytes, wire: Wire, threads: int, batches: Iterator[Any]) -> Iterator[Any]:
-    """One worker's life, on an executor.
+    """Runs one worker on an executor.
 
-    Spark runs a task again whose process died or who lost sight of the driver. User code that fails is told to the
-    coordinator instead, and the task ends well.
+    Spark retries a task whose process has died or that has lost contact to the driver. An error of user code is
+    reported to the coordinator instead, and the task ends successfully.
     """
     import pyarrow as pa
     from pyspark import TaskContext
@@ -234,7 +235,7 @@ def _task(payload: bytes, wire: Wire, threads: int, batches: Iterator[Any]) -> I
     worker, attempt = context.partitionId(), int(context.taskAttemptId())
     make_own(threads)
     try:
-        entry: Entry = cloudpickle.loads(payload)  # from the driver, through Spark
+        entry: Entry = cloudpickle.loads(payload)  # trusted: from the driver, through Spark
     except Exception as error:
         _fail(wire.link(worker, attempt), attempt, error)
     else:
@@ -243,7 +244,7 @@ def _task(payload: bytes, wire: Wire, threads: int, batches: Iterator[Any]) -> I
                 f"attempt {attempt} of worker {worker} no longer hears the driver, or a newer one has its place; "
                 "Spark starts it again where that is needed"
             )
-    for _ in batches:  # what a worker left unread, Spark still wants to be rid of
+    for _ in batches:  # Spark requires that a task reads all of its input
         pass
     columns = {"worker": [worker], "attempt": [attempt], "host": [socket.gethostname()], "pid": [os.getpid()]}
     schema = pa.schema([("worker", pa.int32()), ("attempt", pa.int64()), ("host", pa.string()), ("pid", pa.int32())])
@@ -251,12 +252,12 @@ def _task(payload: bytes, wire: Wire, threads: int, batches: Iterator[Any]) -> I
 
 
 def _fail(link: Any, attempt: int, error: Exception) -> None:
-    """Tells the coordinator of an error that came before the worker's own code could be read."""
+    """Reports an error that occurred before the worker's own code could be loaded."""
     link.send(COORDINATOR, header_of(Join(attempt=attempt, address=link.address, **hello())))
     failed = Failed(
         attempt=attempt,
         kind=type(error).__name__,
-        error=f"{type(error).__name__}: {error}; is what the model needs installed on the executors?",
+        error=f"{type(error).__name__}: {error}; install what the model needs on the executors",
         traceback=traceback.format_exc(),
     )
     link.send(COORDINATOR, header_of(failed))
@@ -264,7 +265,7 @@ def _fail(link: Any, attempt: int, error: Exception) -> None:
 
 
 def _told(error: BaseException) -> str:
-    """What an executor's Python said, without the JVM's stack around it."""
+    """The message of an executor's Python, without the JVM's stack trace around it."""
     lines = [line for line in str(error).splitlines() if not line.lstrip().startswith(("at ", "... "))]
     return "\n".join(lines if len(lines) <= 24 else [*lines[:4], "…", *lines[-20:]])
 

@@ -1,1 +1,1 @@
-"""The driver's state machine of a run, and the shell that feeds it."""
+"""The driver's state machine of a run, and the loop that feeds it."""

@@ -1,4 +1,4 @@
-"""What follows when workers join, are lost or leave: replacements, events, and the errors that end a run."""
+"""Handles joins, losses and departures of workers: replacements, events, and the errors that end a run."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from thinwire.protocol.handshake import check_hello
 from thinwire.protocol.messages import ANY_ATTEMPT, Leave
 
 FAREWELL_S = 0.8
-"""A worker's last word may be heard after its end is seen, when the run is ending."""
+"""While the run ends, a worker's last message may arrive this many seconds after its process has ended."""
 ENDING = Leave(why="the run is ending", done=True)
 _log = logging.getLogger("thinwire.coordinator")
 
 
 class Attendance:
-    """Workers beyond their seats: which are done, which have ended, and which are replaced."""
+    """Which workers are done, which have left, which have ended, and which are replaced."""
 
     def __init__(
         self,
@@ -45,27 +45,27 @@ class Attendance:
         self._ending, self._records, self._clock, self._send, self._emit = ending, records, clock, send, emit
         self.rows = Rows(policy.workers)
         self.finished: set[int] = set()
-        """Workers whose rows are done."""
+        """Workers that have done their rows."""
         self.left: set[int] = set()
         """Workers that have said good-bye."""
         self._gone: set[tuple[int, int]] = set()
-        """Attempts whose processes have ended, or that are to end."""
-        self._parting: dict[Exit, float] = {}
-        """Ends of processes whose last messages may still arrive, and since when."""
+        """Attempts whose processes have ended or are to end."""
+        self._ended_processes: dict[Exit, float] = {}
+        """Processes that have ended and whose last messages may still arrive, with the time of their end."""
         self.done: set[int] = set()
-        """Workers that were lost after all rows were done, their own among them."""
+        """Workers that were lost after they had done their own rows, while the run was ending."""
 
-    # -- coming -----------------------------------------------------------------------------------------------------
+    # -- joins ------------------------------------------------------------------------------------------------------
 
     def admits(self, worker: int, join: messages.Join) -> bool:
-        """Whether a worker may ask for a seat; one that comes too late is told to leave.
+        """Whether a worker may ask for a seat; a worker that comes too late is told to leave.
 
         Raises:
-            ProtocolError: The worker runs a thinwire that this one cannot train with.
+            ProtocolError: The worker's version of thinwire cannot train with the driver's.
         """
         check_hello(worker, join)
         if (worker, join.attempt) in self._gone:
-            return False  # its process ended while this was on the way
+            return False  # the process ended while its join was on the way
         others = self._membership.working - {worker}
         too_late = worker in self._roster.unseen or (self._ending.closed and others)
         if self._ending.begun and too_late:
@@ -75,7 +75,7 @@ class Attendance:
         return True
 
     def seated(self, worker: int, join: messages.Join, *, back: bool) -> None:
-        """A worker has a seat; `back` where this attempt had one before."""
+        """A worker has a seat; `back` says that the same attempt had a seat before."""
         self._ending.joined(worker, back=back)
         self.finished.discard(worker)
         seat = self._membership.seats[worker]
@@ -84,18 +84,18 @@ class Attendance:
         self.rows.heard(worker, join, self._roster.rows)
         self._records.joined(seat, self._roster.rows[worker])
 
-    # -- going ------------------------------------------------------------------------------------------------------
+    # -- losses -----------------------------------------------------------------------------------------------------
 
     def ended(self, exits: list[Exit]) -> Iterator[Decision]:
-        """What follows from processes that have ended: now, or once their last words can be in."""
+        """Decisions about processes that have ended; while the run ends, only after `FAREWELL_S`."""
         now = self._clock()
-        self._parting = dict.fromkeys(exits, now) | self._parting
-        for gone, since in list(self._parting.items()):
+        self._ended_processes = dict.fromkeys(exits, now) | self._ended_processes
+        for gone, since in list(self._ended_processes.items()):
             if not self._ending.begun or now - since > FAREWELL_S:
                 yield from self._exited(gone)
 
     def _exited(self, gone: Exit) -> list[Decision]:
-        del self._parting[gone]
+        del self._ended_processes[gone]
         known = (gone.worker, gone.attempt) in self._gone
         self._gone.add((gone.worker, gone.attempt))
         if known or gone.worker in self.left:
@@ -109,7 +109,7 @@ class Attendance:
         return decisions
 
     def lose(self, lost: Lost) -> None:
-        """A seat was given up: the worker is replaced, where it can be.
+        """Handles a seat that was given up, and has the worker replaced where possible.
 
         Raises:
             LostWorkersError: Too few workers are left.
@@ -137,18 +137,18 @@ class Attendance:
                 raise failures.too_few(self._policy, lost, alive)
 
     def dismiss(self, workers: set[int]) -> None:
-        """The run ends without these workers."""
+        """Ends the run without these workers."""
         for worker in workers:
             seat = self._roster.dismiss(worker, self._clock(), done=worker in self.finished | self.done)
             self._gone.add((worker, seat.attempt))
             self._send(worker, seat.attempt, ENDING)
 
     def check(self, started: float) -> None:
-        """Ends a run that nobody is in.
+        """Ends a run that no worker is in.
 
         Raises:
-            TimedOutError: Nobody has come.
-            LostWorkersError: Nobody is left.
+            TimedOutError: No worker has joined in time.
+            LostWorkersError: No worker is left, and no replacement is expected.
         """
         members, ended = self._membership, bool(self.left or self._outcome.results)
         if not members.working and not members.agreement.formed:

@@ -1,4 +1,4 @@
-"""Checkpoints on their way: parts that workers have written, until each checkpoint is whole and committed."""
+"""Collects the reports of written parts, until each checkpoint is whole and committed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from thinwire.protocol.messages import Saved
 from thinwire.protocol.transitions import Row, Transitions
 
 MOST_AT_ONCE = 2
-"""Of the checkpoints that became whole while others were being committed, the newest that are committed as well."""
+"""How many of the checkpoints that became whole during a commit are committed next; older ones are passed over."""
 
 
 @unique
@@ -64,7 +64,7 @@ TRANSITIONS = Transitions(
 
 
 class Whole(NamedTuple):
-    """A checkpoint all of whose parts are written."""
+    """A checkpoint whose parts are all written."""
 
     name: str
     step: int
@@ -73,14 +73,14 @@ class Whole(NamedTuple):
 
 @dataclass
 class _Checkpoint:
-    """What workers have reported of one checkpoint, and how far it has come."""
+    """Reports of one checkpoint, and its state."""
 
     reports: dict[int, Saved] = field(default_factory=dict)
     state: CheckpointState = TRANSITIONS.initial
 
 
 class CheckpointCommits:
-    """Reports of parts, by checkpoint, and what is being committed: a store may take its time, and the run goes on."""
+    """Reports of parts by checkpoint, and the commits under way. The run goes on while a store commits."""
 
     def __init__(self, group_size: int, commit: Commit | None, clock: Clock) -> None:
         self._group_size, self._commit, self._clock = group_size, commit, clock
@@ -94,7 +94,7 @@ class CheckpointCommits:
         self._known[name].state = TRANSITIONS.after(self._known[name].state, cause)
 
     def hear(self, worker: int, saved: Saved) -> None:
-        """A worker has written its parts; those of a checkpoint older than the newest are deleted already."""
+        """Notes that a worker has written its parts; parts older than the newest checkpoint are already deleted."""
         if checkpoint_order(saved.name) <= checkpoint_order(self._newest or ""):
             return
         known = self._known.setdefault(saved.name, _Checkpoint())
@@ -103,7 +103,7 @@ class CheckpointCommits:
             known.reports[worker] = saved
 
     def whole(self, needed: set[int], newest: str | None) -> Iterator[Whole]:
-        """Checkpoints that are whole now, in their order, save those that are older than the newest committed one."""
+        """Checkpoints that are whole now, in their order, without those older than the newest committed checkpoint."""
         reported = [name for name, known in self._known.items() if known.state is CheckpointState.REPORTED]
         for name in sorted(reported, key=checkpoint_order):
             reports = self._known[name].reports
@@ -125,8 +125,8 @@ class CheckpointCommits:
             yield Whole(name, max(r.steps for r in reports.values()), [*parts.values()])
 
     def begin(self, needed: set[int], meta: Callable[[], dict[str, Any]]) -> None:
-        """Begins to commit those that are whole now."""
-        if self._commit is None or self._begun or self._stopped:  # else checkpoints would pile up at a slow store
+        """Begins to commit the checkpoints that are whole now."""
+        if self._commit is None or self._begun or self._stopped:  # a slow store must not accumulate commits
             return
         found = [*self.whole(needed, self._newest)]
         for whole in found[:-MOST_AT_ONCE]:
@@ -136,11 +136,11 @@ class CheckpointCommits:
             self._begun.append((whole, self._commit(whole.name, whole.step, whole.parts, meta())))
 
     def stop(self) -> None:
-        """No further commit is begun; those under way go on."""
+        """Begins no further commit; commits under way go on."""
         self._stopped = True
 
     def ended(self, patience_s: float = 0.0) -> Iterator[events.Event]:
-        """What became of the commits begun, in their order; with a patience, those that take longer have failed."""
+        """Results of the commits begun, in their order. With a patience, a commit that takes longer has failed."""
         until = self._clock() + patience_s
         refused, self._refused = self._refused, []
         yield from refused
@@ -165,7 +165,7 @@ class CheckpointCommits:
         return events.CheckpointFailed(name=whole.name, reason=reason)
 
     def _supersede(self, newest: str) -> None:
-        """A checkpoint is committed: what was heard of it and of older checkpoints is of no use any more."""
+        """Forgets the reports of a committed checkpoint and of all older ones."""
         self._newest = newest
         order = checkpoint_order(newest)
         self._known = {name: known for name, known in self._known.items() if checkpoint_order(name) > order}

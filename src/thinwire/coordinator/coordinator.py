@@ -32,13 +32,13 @@ from thinwire.rules.divergence import has_diverged
 from thinwire.transport.ports import Hub
 
 TURN_S = 0.25
-"""How often it looks around when nothing comes: each time takes a processor from somebody's step."""
+"""Longest wait for messages between two rounds of checks; each round takes processor time from a training step."""
 MOST_LOGGED = 8
 _log = logging.getLogger("thinwire.coordinator")
 
 
 class Coordinator:
-    """Runs on the driver, in the thread that called fit; `run` returns when the workers have said good-bye."""
+    """Runs on the driver, in the thread that called fit. `run` returns when all workers have said good-bye."""
 
     def __init__(
         self,
@@ -78,9 +78,9 @@ class Coordinator:
         self._started = self._time.now()
 
     def run(self, on_turn: Callable[[], None] = lambda: None) -> Outcome:
-        """Serves until the run has ended; raises what ended it early."""
+        """Serves the workers until the run has ended; raises the error that ended it early."""
         while not self._ending.over(self._attendance.left):
-            ended = self._workforce.exits()  # before its last words are read, not after
+            ended = self._workforce.exits()  # read before the messages, so that a last message is never missed
             for message in self._hub.receive(0.02 if self.membership.agreement.changing else TURN_S):
                 self._handle(message)
             for worker, attempt in self._hub.broken():
@@ -96,14 +96,14 @@ class Coordinator:
         return self._summed()
 
     def interrupt(self, reason: str = "interrupted") -> None:
-        """Asks the run to save a checkpoint and stop at its next round."""
+        """Asks the run to save a checkpoint and stop at the next round."""
         if not self._ending.over(self._attendance.left):
             self.outcome.interrupted = True
             self._ask_to_stop(reason)
 
     def note(self, event: events.Event) -> None:
-        """Puts into the run's log what others than its workers have to tell."""
-        self._emit(self.outcome.heed(event))
+        """Logs an event that does not come from a worker."""
+        self._emit(self.outcome.record(event))
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
@@ -122,15 +122,15 @@ class Coordinator:
             self._from_seat(worker, body, message, now)
 
     def _from_seat(self, worker: int, body: Any, message: Message, now: float) -> None:
-        """Takes in what only a worker with a seat may say."""
+        """Handles a message that only a worker with a seat may send."""
         seat = self.membership.seats.get(worker)
         if seat is None or seat.attempt != body.attempt:
-            if isinstance(body, messages.Beat):  # a fenced or forgotten worker must not go on
+            if isinstance(body, messages.Beat):  # an attempt without a seat must not go on
                 answer = self.membership.answer(worker, body.attempt, revives=self._workforce.revives)
                 self._send(worker, body.attempt, answer)
             return
         seat.last_seen, seat.suspect_since = now, None
-        if message.payload is not None:  # a heartbeat may wait behind what it sends
+        if message.payload is not None:  # its heartbeats may be queued behind this payload
             self._send(worker, seat.attempt, Pong())
         if not self._limit.takes(worker, body.tag, now=now):
             self._refuse(worker, message.header)
@@ -142,7 +142,7 @@ class Coordinator:
                 self.records.beat(worker, seat.attempt, body, now)
             case messages.Prepared():
                 self._act(self.membership.prepared(body, worker, now))
-            case messages.Apart():  # also where nobody else has noticed that the group is broken
+            case messages.Apart():  # even where no other member has noticed that the group is broken
                 self.membership.come_together(worker, body.meeting, now)
             case messages.Evaluated():
                 self.publications.on_evaluated(worker, body)
@@ -156,7 +156,7 @@ class Coordinator:
                 self._ending.agreed(worker)
             case messages.Bye():
                 self._attendance.left.add(worker)
-                self._send(worker, body.attempt, Pong())  # it waits until it was heard
+                self._send(worker, body.attempt, Pong())  # the worker waits for this answer
             case messages.Epoch():
                 self._on_epoch(worker, body)
             case messages.Happened():
@@ -177,7 +177,7 @@ class Coordinator:
                 self._on_result(worker, body, message.payload)
 
     def _refuse(self, worker: int, header: Header) -> None:
-        """Counts what a worker must not say; the first times it is logged."""
+        """Counts a message that the worker must not send, and logs the first few."""
         self.outcome.refused += 1
         if self.outcome.refused <= MOST_LOGGED:
             _log.warning("the coordinator refused %s of worker %s", reprlib.repr(header), worker)
@@ -196,7 +196,7 @@ class Coordinator:
             self._attendance.seated(worker, join, back=back)
 
     def _on_fetch(self, worker: int, fetch: messages.Fetch) -> None:
-        """A worker that has yet to join wants a piece of its rows."""
+        """Answers a worker that has yet to join with a piece of its rows."""
         if self._serve is not None and 0 <= worker < self._policy.workers:
             try:
                 data, count = self._serve(worker, fetch.name, fetch.index)
@@ -221,7 +221,7 @@ class Coordinator:
         if happened.type is events.NonFinite:
             whose = self.membership.seats.get(int(fields["worker"]))
             fields["host"] = "" if whose is None else whose.host
-        self._emit(self.outcome.heed(happened.type(**fields)))
+        self._emit(self.outcome.record(happened.type(**fields)))
 
     def _on_result(self, worker: int, result: messages.Result, payload: memoryview | None) -> None:
         if payload is None or result.part >= self._policy.group_size or not self._ending.begun:
@@ -259,7 +259,7 @@ class Coordinator:
             )
         )
         self.outcome.generations += 1
-        if self._pending_stop:  # a new first worker may not have heard of it
+        if self._pending_stop:  # a new first worker may not know of the stop
             self._ask_to_stop(self._pending_stop)
         if self._ending.begun:
             self._ending.conclude()
@@ -268,7 +268,7 @@ class Coordinator:
         self.publications.judge(self._ending.trained_from or self._started, self._attendance.rows.held)
         self.publications.settle()
         self._check_progress(over=False)
-        self._attendance.dismiss(self._ending.in_vain() - self._attendance.left)
+        self._attendance.dismiss(self._ending.not_awaited() - self._attendance.left)
         if self._ending.since is None:
             self._look_for_the_end()
         elif self._time.now() - self._ending.since > self._policy.deadlines.conclude_s:
@@ -279,7 +279,7 @@ class Coordinator:
         self._attendance.check(self._started)
 
     def _look_for_the_end(self) -> None:
-        """The run ends once the workers that are here have done their rows, and none is awaited."""
+        """Begins the end once all workers present have done their rows and no other worker is awaited."""
         now, members, attendance = self._time.now(), self.membership, self._attendance
         stopping = self.outcome.stopped_early or self._pending_stop is not None
         done = {worker for worker in attendance.finished if worker < self._policy.workers}
@@ -303,13 +303,13 @@ class Coordinator:
             self._ending.conclude()
 
     def _check_progress(self, *, over: bool) -> None:
-        """Ends a run in which no worker gets on."""
+        """Ends a run in which every worker keeps skipping steps."""
         if has_diverged([self.records.progress_of(w) for w in self.membership.working], over=over):
             self.publications.stop()
             raise failures.keeps_failing(self.membership.seats, self.outcome)
 
     def _ask_to_stop(self, reason: str, *, early: bool = False) -> None:
-        """Has the first worker end the run at its next round; `early` where its goal is reached."""
+        """Asks the first worker to end the run at its next round; `early` says that the run has reached its goal."""
         if early and self._pending_stop is not None:
             return
         self.outcome.stopped_early |= early
@@ -329,7 +329,8 @@ class Coordinator:
         if ending.trained_from is not None:
             out.train_s = (ending.since or self._time.now()) - ending.trained_from
         missed = set(roster.unseen) | roster.missing
-        out.lack(missed - self._attendance.done - roster.unreplaced)  # the last are counted already
+        # Workers without a replacement are counted already.
+        out.note_missing(missed - self._attendance.done - roster.unreplaced)
         return out
 
     def _emit(self, event: events.Event) -> None:

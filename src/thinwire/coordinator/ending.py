@@ -1,4 +1,4 @@
-"""The run as a state machine, and what decides its end: which workers hold the final model, what of it has come in."""
+"""The run as a state machine, and the conditions of its end: which workers hold the final model, what has arrived."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Ending:
         self.since: float | None = None
         """When all rows were done."""
         self._agreed: set[int] = set()
-        """Workers that hold the final model, its verdict, and all else that its checkpoint and the user get."""
+        """Workers that hold the final model, its verdict, and the rest of what its checkpoint and the user get."""
         self._late: set[int] = set()
         """Members of groups that joined after all rows were done."""
 
@@ -76,8 +76,8 @@ class Ending:
     def closed(self) -> bool:
         """Whether the run can end without any worker that joins now.
 
-        A group that has lost a member cannot do without a new one, unless another group holds the final model: a
-        successor would make its last steps again, and its group would end on another model.
+        Unless another group holds the final model, a group that has lost a member needs a new one: a successor of the
+        member takes its last steps again, and its group ends with a different model.
         """
         return self._state in (RunState.CLOSED, RunState.OVER)
 
@@ -92,38 +92,38 @@ class Ending:
         """All rows are done."""
         self._move(RunEvent.ROWS_DONE)
         self.since = now
-        self._weigh()
+        self._close_or_reopen()
 
     def joined(self, worker: int, *, back: bool) -> None:
-        """A worker has a seat; `back` where the same attempt had one before."""
+        """A worker has a seat; `back` says that the same attempt had a seat before."""
         if self.begun and not back:
             self._late.add(worker)
 
     def agreed(self, worker: int) -> None:
-        """A worker holds the final model."""
+        """Notes that a worker holds the final model."""
         self._agreed.add(worker)
-        self._weigh()
+        self._close_or_reopen()
 
     def lost(self, worker: int) -> None:
-        """A worker was lost, with what it held."""
+        """Notes that a worker was lost, together with its final model."""
         self._agreed.discard(worker)
-        self._weigh()
+        self._close_or_reopen()
 
     def take(self, result: Result, payload: memoryview) -> bool:
-        """Takes in a piece of the trained model; whether all of it is here now."""
+        """Takes in a piece of the trained model; returns whether the model is complete."""
         whole = self.chunks.take(result, payload)
-        self._weigh()
+        self._close_or_reopen()
         return whole
 
     def over(self, left: set[int]) -> bool:
-        """Whether all workers that still have seats are among those that have said good-bye."""
+        """Whether all workers that still have seats have said good-bye."""
         ended = bool(left or self.chunks.whole) and set(self._membership.seats) <= left
         if ended and self._state is not RunState.OVER:
             self._move(RunEvent.FAREWELL)
         return self._state is RunState.OVER
 
-    def _weigh(self) -> None:
-        """Closes the run, or opens it again, after what is held has changed."""
+    def _close_or_reopen(self) -> None:
+        """Closes or reopens the run, after the set of workers that hold the final model has changed."""
         groups = [worker // self._group_size for worker in self._agreed]
         agreed = any(groups.count(group) == self._group_size for group in set(groups))
         suffices = self.chunks.whole or self._group_size == 1 or agreed
@@ -135,7 +135,7 @@ class Ending:
     # -- what follows -----------------------------------------------------------------------------------------------
 
     def conclude(self) -> None:
-        """Tells each worker how many rounds have landed in its lane at any worker: it waits for those."""
+        """Tells each worker the largest number of rounds landed in its lane; the worker waits for these rounds."""
         seats, lane_of = list(self._membership.seats.values()), self._membership.groups.lane_of
         landed: dict[int, int] = {}
         for seat in seats:
@@ -143,7 +143,7 @@ class Ending:
         for seat in seats:
             self._send(seat.worker, seat.attempt, Conclude(landed=landed[lane_of(seat.worker)]))
 
-    def in_vain(self) -> set[int]:
-        """Workers that would be waited for in vain once the model has come in: the others are on their way out."""
+    def not_awaited(self) -> set[int]:
+        """Workers not to wait for once the model has arrived: members of groups that joined late or are incomplete."""
         present, working = self._membership.roster.present, self._membership.working
         return (self._late & present) - self._agreed | (present - working) if self.chunks.whole else set()

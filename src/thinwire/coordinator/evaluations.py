@@ -1,4 +1,4 @@
-"""Evaluations: workers report sums over their own validation rows, and together they make a verdict."""
+"""Evaluations: workers report sums over their own validation rows, and the coordinator judges them together."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from thinwire.errors import DataError
 from thinwire.protocol import messages
 
 LAST_VERDICTS = 8
-"""Are kept, for those who were not there."""
+"""Number of verdicts that are kept for workers that join later."""
 MOST_OPEN = 64
-"""Publications before the newest judged one whose reports are kept; no worker is so far behind the others."""
+"""Publications before the newest judged one whose reports are kept; no worker lags that far behind the others."""
 
 
 Compute = Callable[[dict[str, float]], dict[str, float]]
-"""Metrics from sums over all workers' rows."""
+"""Computes metrics from sums over all workers' rows."""
 
 
 class Judged(NamedTuple):
@@ -26,27 +26,27 @@ class Judged(NamedTuple):
 
     event: events.Evaluated
     row: dict[str, Any]
-    """For the history."""
+    """The row of the run's history."""
     stop: str | None
-    """Why the run is to end, if it is."""
+    """Why the run is to end; None where it goes on."""
 
     def verdict(self) -> messages.Verdict:
-        """What workers are told."""
+        """The message that tells workers of this evaluation."""
         event = self.event
         return messages.Verdict(number=event.number, best=event.best, stop=self.stop, metrics=event.metrics)
 
 
 class Evaluations:
-    """Collects reports by publication, and judges each one when all who have a part in it have spoken."""
+    """Collects reports by publication, and judges a publication when every worker that takes part has reported."""
 
     def __init__(self, law: Verdict, compute: Compute = lambda sums: {}) -> None:
         self.law, self._compute = law, compute
         self.excused: dict[int, int] = {}
-        """By worker, the last publication made before it held the joint state: it has no part in those."""
+        """By worker, the last publication before the worker held the joint state; it takes no part in earlier ones."""
         self._reports: dict[int, dict[int, messages.Evaluated]] = {}
         self._judged: set[int] = set()
         self._past = 0
-        """Publications up to this one are judged, or never will be."""
+        """Publications up to this number are judged or dropped."""
         self.verdicts: deque[messages.Verdict] = deque(maxlen=LAST_VERDICTS)
 
     def hear(self, worker: int, report: messages.Evaluated) -> None:
@@ -57,9 +57,9 @@ class Evaluations:
     def ready(
         self, alive: set[int], rows: dict[int, int], total_rows: int, train_loss: float | None, held: int = 0
     ) -> Iterator[Judged]:
-        """Judges what can be judged now; `rows` are those done by each worker, also by some who are gone.
+        """Judges publications whose reports are complete; `rows` are those done by each worker, lost ones included.
 
-        `held` are the validation rows of all workers together.
+        `held` is the number of validation rows of all workers together.
         """
         for number in sorted(self._reports):
             reports = self._reports.get(number, {})
@@ -71,11 +71,11 @@ class Evaluations:
                 yield judged
 
     def told(self, number: int) -> list[messages.Verdict]:
-        """What workers were told of a publication, if it is judged."""
+        """Verdicts on a publication that workers were told; empty where it is not judged."""
         return [verdict for verdict in self.verdicts if verdict.number == number]
 
     def _close(self, number: int) -> None:
-        """Lets go of a publication's reports, and of what is so old that nobody will report it any more."""
+        """Drops a publication's reports, and those of publications so old that no worker will report them."""
         del self._reports[number]
         self._judged.add(number)
         self._past = max(self._past, number - MOST_OPEN)
@@ -103,7 +103,7 @@ class Evaluations:
         metrics |= self._compute(sums) if sums else {}
         if not metrics and self.law.waits:
             raise DataError(
-                f"{self.law.waits} is looked at on validation rows, and no worker has any; hold more rows back with "
+                f"{self.law.waits} is measured on validation rows, and no worker has any; hold more rows back with "
                 "validation=…, or leave it out"
             )
         seen = metrics if train_loss is None else metrics | {TRAIN_LOSS: train_loss}

@@ -1,4 +1,4 @@
-"""Why a run ends before its rows are done, as errors that say what to do."""
+"""Errors that end a run before its rows are done. Each says what to do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from thinwire.errors import (
 from thinwire.protocol.messages import Failed
 
 MISTAKES: dict[str, type[ThinwireError]] = {kind.__name__: kind for kind in (CheckpointError, ConfigError, DataError)}
-"""Errors about what a user gave, which only a worker could see; a traceback of thinwire's own lines would not help."""
+"""Errors about a user's settings that only a worker could find; they are raised without the worker's traceback."""
 
 LEAVE_A_SLOT = (
     "Let other jobs of the session end first, ask for fewer workers, give executors more cores (spark.executor.cores), "
@@ -30,7 +30,7 @@ LEAVE_A_SLOT = (
 
 
 def failure(seat: Seat, failed: Failed, outcome: Outcome) -> tuple[events.WorkerFailed, ThinwireError]:
-    """What went wrong in a worker, for the log and for the user."""
+    """A worker's failure, as an event for the log and as an error for the user."""
     where = f"worker {seat.worker} on {seat.host} (pid {seat.pid}, attempt {seat.attempt})"
     event = events.WorkerFailed(
         worker=seat.worker,
@@ -52,7 +52,7 @@ def failure(seat: Seat, failed: Failed, outcome: Outcome) -> tuple[events.Worker
 
 
 def keeps_failing(seats: Mapping[int, Seat], outcome: Outcome) -> DivergedError:
-    """Why a run ends in which no worker gets on."""
+    """The error that ends a run in which every worker keeps skipping steps."""
     told = min(outcome.flawed.values(), key=lambda event: event.worker, default=None)
     where, what = "all workers", "losses or gradients are not finite"
     if told is not None:
@@ -64,7 +64,7 @@ def keeps_failing(seats: Mapping[int, Seat], outcome: Outcome) -> DivergedError:
 
 
 def nobody_came(policy: Policy, outcome: Outcome) -> TimedOutError:
-    """Why a run ends that never began."""
+    """The error that ends a run in which no generation has formed in time."""
     who = "no worker" if policy.group_size == 1 else f"no group of {policy.group_size} workers"
     what = f"{who} joined within {policy.deadlines.start_s:.0f} s"
     if outcome.obstacle:
@@ -73,7 +73,7 @@ def nobody_came(policy: Policy, outcome: Outcome) -> TimedOutError:
 
 
 def nobody_left(policy: Policy, here: set[int], outcome: Outcome) -> LostWorkersError:
-    """Why a run ends that has lost too many."""
+    """The error that ends a run in which no worker, or no whole group, is left."""
     lost = "all workers were lost"
     if policy.group_size > 1:
         lost = f"no group of {policy.group_size} is whole, of workers {sorted(here)} that are left,"
@@ -84,7 +84,7 @@ def nobody_left(policy: Policy, here: set[int], outcome: Outcome) -> LostWorkers
 
 
 def too_few(policy: Policy, lost: Lost, alive: int) -> LostWorkersError:
-    """Why a run ends with workers left."""
+    """The error that ends a run with fewer than `min_workers` workers."""
     return LostWorkersError(
         f"worker {lost.worker} was lost ({lost.reason}) and will not be replaced; {alive} of {policy.workers} workers "
         f"are left and at least {policy.min_workers} are needed. Go on from the last checkpoint with resume; on "
@@ -93,13 +93,13 @@ def too_few(policy: Policy, lost: Lost, alive: int) -> LostWorkersError:
 
 
 def too_slow(policy: Policy, slow: list[int]) -> TimedOutError:
-    """Why a run ends whose workers do not."""
+    """The error that ends a run whose workers do not end in time."""
     within = f"{policy.deadlines.conclude_s:.0f} s of the last step"
     return TimedOutError(f"workers {slow} did not end within {within}; look at their logs")
 
 
 def joint_model_lost() -> LostWorkersError:
-    """Why a run ends in which nobody holds the joint model."""
+    """The error that ends a run in which no worker holds the joint model."""
     return LostWorkersError(
         "all workers that held the joint model were lost before their replacements had taken it over; "
         "go on from the last checkpoint with resume"

@@ -1,4 +1,4 @@
-"""How workers come to agree on a generation, as a state machine. `Agreement` is the only owner of the state."""
+"""The agreement of workers on a generation, as a state machine. `Agreement` is the only owner of the state."""
 
 from __future__ import annotations
 
@@ -50,59 +50,59 @@ class Agreement:
         self._changed_at = 0.0
         self.generation = 0
         self.members: tuple[int, ...] = ()
-        """The members of the newest generation that has formed; none before the first."""
+        """Members of the newest generation that has formed; empty before the first."""
 
     def _move(self, cause: GenerationEvent) -> None:
         self._state = TRANSITIONS.after(self._state, cause)
 
     def change(self, now: float) -> None:
-        """Something has changed: the members are to agree on a new generation."""
+        """A change of membership: the workers have to agree on a new generation."""
         self._move(GenerationEvent.CHANGE)
         self._changed_at = now
 
     def call(self) -> None:
-        """All workers are called to a new generation."""
+        """Calls all workers to a new generation."""
         self._move(GenerationEvent.CALL)
         self.generation += 1
 
     def desert(self) -> None:
-        """No worker has a seat."""
+        """Notes that no worker has a seat."""
         self._move(GenerationEvent.DESERT)
 
     def stand_by(self) -> None:
-        """All have answered, and each worker that holds a part of the joint model is in a group that is not whole."""
+        """Waits for a whole group: all have answered, but only incomplete groups hold some part of the joint model."""
         self._move(GenerationEvent.STAND_BY)
 
     def commit(self, members: tuple[int, ...]) -> None:
-        """These workers are the members of the generation that was called."""
+        """Makes these workers the members of the generation that was called."""
         self._move(GenerationEvent.COMMIT)
         self.members = members
 
     def is_due(self, now: float, settle_s: float) -> bool:
-        """Whether a generation is to be called: something has changed, and nothing more for a while."""
+        """Whether a generation is to be called: the last change was at least `settle_s` seconds ago."""
         return self._state is GenerationState.CHANGED and now - self._changed_at >= settle_s
 
     @property
     def called(self) -> bool:
-        """Whether answers to a call are awaited."""
+        """Whether the coordinator waits for answers to its call."""
         return self._state is GenerationState.CALLING
 
     @property
     def formed(self) -> bool:
-        """Whether any generation has formed."""
+        """Whether a generation has ever formed."""
         return bool(self.members)
 
     @property
     def waits(self) -> bool:
-        """Whether no generation can form, because a part of the joint model is only in groups that are not whole."""
+        """Whether no generation can form, because only incomplete groups hold some part of the joint model."""
         return self._state is GenerationState.WAITING
 
     @property
     def changing(self) -> bool:
-        """Whether a further generation is about to be called."""
+        """Whether the next generation is about to be called."""
         return self._state is GenerationState.CHANGED and self.formed
 
     @property
     def settled(self) -> bool:
-        """Whether a generation has formed, and none is about to."""
+        """Whether a generation has formed, and no further one is about to."""
         return self.formed and self._state not in (GenerationState.CHANGED, GenerationState.CALLING)

@@ -1,7 +1,7 @@
-"""Workers as a grid: a group trains one replica, a lane holds the same part of all replicas.
+"""Workers as a grid: a group trains one replica; a lane holds the same part of all replicas.
 
-Worker w is in group w ÷ M and lane w mod M, where M is the size of a group. A strategy speaks along a lane, a placement
-within a group, and neither knows of the other.
+Worker w is in group w ÷ M and lane w mod M, where M is the size of a group. A strategy exchanges along a lane, a
+placement works within a group, and neither knows of the other.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Groups:
-    """Which groups there are, and how often each has come together."""
+    """The groups, and how often the members of each have connected anew (its meetings)."""
 
     def __init__(self, workers: int, size: int) -> None:
         self.workers, self.size = workers, size
@@ -28,19 +28,19 @@ class Groups:
         """The workers of a group."""
         return range(group * self.size, (group + 1) * self.size)
 
-    def fellows(self, worker: int) -> list[int]:
-        """The others of a worker's group."""
+    def others_in_group(self, worker: int) -> list[int]:
+        """The other workers of a worker's group."""
         if self.size == 1:
             return []
         return [other for other in self.of(self.group_of(worker)) if other != worker]
 
     def whole(self, present: Iterable[int]) -> set[int]:
-        """Those of the workers here whose group is all here."""
+        """The workers whose whole group is present."""
         here = set(present)
         return {worker for worker in here if here.issuperset(self.of(self.group_of(worker)))}
 
     def break_up(self, worker: int, meeting: int | None = None) -> bool:
-        """A worker is lost, or has lost the others: its group has to come together anew, unless it has since."""
+        """A member is lost, or has lost the others: its group has to meet again, unless it has met since `meeting`."""
         group = self.group_of(worker)
         if meeting is not None and (group in self._apart or self._meetings.get(group) != meeting):
             return False
@@ -48,14 +48,14 @@ class Groups:
         return True
 
     def form(self, members: Iterable[int]) -> None:
-        """These are in a generation, whole groups: those that were apart, or are new, come together."""
+        """The workers of whole groups that are in a generation: groups that are broken or new meet."""
         for group in {self.group_of(worker) for worker in members}:
             if group in self._apart or group not in self._meetings:
                 self._apart.discard(group)
                 self._meetings[group] = self._meetings.get(group, 0) + 1
 
     def told(self, worker: int, meets: Mapping[int, str | None]) -> dict[str, Any] | None:
-        """What a worker is told of its group: how often it has come together, and where it meets."""
+        """What a worker is told of its group: the number of its meeting, and the address where it meets."""
         if self.size == 1:
             return None
         group = self.group_of(worker)

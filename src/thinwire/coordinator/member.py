@@ -1,4 +1,4 @@
-"""A worker's membership as a state machine: from its first join until it is lost, replaced, retired or has left.
+"""A worker's membership as a state machine, from its first join until it is lost, replaced, retired or has left.
 
 `Roster` is the only owner of these states; membership and attendance ask it for each transition.
 """
@@ -70,7 +70,7 @@ TRANSITIONS = Transitions(
 
 @dataclass
 class Seat:
-    """What the coordinator knows of a worker that is in the run, or on its way in."""
+    """What the coordinator knows of a worker that is in the run or about to enter it."""
 
     worker: int
     attempt: int
@@ -78,60 +78,60 @@ class Seat:
     host: str
     pid: int
     meets: str | None
-    """Where the members of its group meet, where it is the first of one."""
+    """Address where the members of its group meet, if this worker is the first of a group."""
     last_seen: float
     again: bool = False
-    """Whether it takes the place of a worker that was lost."""
+    """Whether it replaces a worker that was lost."""
     landed: int = 0
     fresh: bool = True
     """Whether it has yet to take the joint state over."""
     blank: bool = True
-    """Whether it has not held a joint state in this run, not even an older one."""
+    """Whether it has not held any joint state in this run, not even an older one."""
     since: int = 0
-    """The newest generation in which it held the joint state of that generation; 0 for none."""
+    """The newest generation whose joint state it held; 0 for none."""
     digest: str = ""
     table: dict[str, Any] = field(default_factory=dict)
-    """Its last answer about the tuples of a table; the commit passes it on to all members."""
+    """Its last answer about the tuples of a table; the commit passes this answer on to all members."""
     called_at: float | None = None
-    """When the oldest unanswered `prepare` was sent."""
+    """Time at which the oldest unanswered `prepare` was sent."""
     suspect_since: float | None = None
-    """When its connection broke; None once it is heard again."""
+    """Time at which its connection broke; None once it is heard again."""
     stalled_since: float | None = None
-    """When it began to wait for rounds of which none has landed."""
+    """Time since which it waits for rounds without any of them landing."""
     waits_for: dict[str, list[int]] = field(default_factory=dict)
-    """Its open rounds, and the workers that each still misses something from."""
+    """Its open rounds, and for each the workers from which it lacks a message."""
     progress: dict[str, Any] = field(default_factory=dict)
 
 
 class Roster:
-    """The membership state of every worker, its seat, and what is remembered of its earlier attempts."""
+    """The membership state of every worker, its seat, and what is kept of its earlier attempts."""
 
     def __init__(self, workers: int, helpers: int = 0) -> None:
         self.workers, self.helpers = workers, helpers
         self.seats: dict[int, Seat] = {}
         self._states: dict[int, MemberState] = {}
         self.attempts: dict[int, int] = {}
-        """The newest attempt seen of every worker: the fence against older ones."""
+        """The newest attempt seen of every worker; older attempts are refused."""
         self.first_attempts: dict[int, int] = {}
         self.standing: dict[int, int] = {}
-        """Newer attempts that wait until their worker's older attempt can be spared; each asks again now and then."""
+        """Newer attempts that wait until the older attempt of their worker can be spared; each repeats its join."""
         self.retired: set[tuple[int, int]] = set()
         """Workers and attempts that have retired."""
         self.rows: dict[int, int] = {}
         """Training rows of every worker that has ever joined."""
         self.remembered: dict[int, dict[str, Any]] = {}
-        """The last progress of every worker, from which its successor goes on."""
+        """Last progress of every worker, from which its successor goes on."""
         self.lost_at: dict[int, float] = {}
-        """When each missing worker was lost."""
+        """Time at which each missing worker was lost."""
 
     def state(self, worker: int) -> MemberState:
-        """Where a worker stands."""
+        """The state of a worker."""
         return self._states.get(worker, TRANSITIONS.initial)
 
     def _move(self, worker: int, cause: MemberEvent) -> None:
         self._states[worker] = TRANSITIONS.after(self.state(worker), cause)
 
-    # -- coming -----------------------------------------------------------------------------------------------------
+    # -- joins ------------------------------------------------------------------------------------------------------
 
     def join(self, join: Join, worker: int, now: float) -> Seat:
         """Gives an attempt a new seat."""
@@ -155,42 +155,42 @@ class Roster:
         return self.seats[worker]
 
     def call(self, now: float) -> None:
-        """Every worker with a seat is sent `prepare`."""
+        """Notes that every worker with a seat is sent `prepare`."""
         for seat in self.seats.values():
             self._move(seat.worker, MemberEvent.CALL)
             seat.called_at = now if seat.called_at is None else seat.called_at
 
     def answer(self, worker: int) -> None:
-        """A worker has answered the newest `prepare`; a second answer, or one after a new join, changes nothing."""
+        """Notes a worker's answer to the newest `prepare`; repeated answers and answers before a new join are void."""
         if TRANSITIONS.allows(self.state(worker), MemberEvent.ANSWER):
             self._move(worker, MemberEvent.ANSWER)
         self.seats[worker].called_at = None
 
     def commit(self, workers: Iterable[int]) -> None:
-        """These workers are sent `commit`."""
+        """Notes that these workers are sent `commit`."""
         for worker in workers:
             self._move(worker, MemberEvent.COMMIT)
 
-    # -- going ------------------------------------------------------------------------------------------------------
+    # -- losses -----------------------------------------------------------------------------------------------------
 
     def lose(self, worker: int) -> None:
-        """Gives a worker's seat up, or notes that an attempt ended before it had one."""
+        """Gives a worker's seat up, or notes that an attempt ended before it had a seat."""
         self.seats.pop(worker, None)
         self._move(worker, MemberEvent.LOSE)
 
     def expect(self, worker: int, now: float, *, replaced: bool) -> None:
-        """Whether a lost worker is to be replaced is decided; a newer attempt may have joined before that."""
+        """Notes whether a lost worker is replaced; does not apply if a newer attempt has joined meanwhile."""
         if self.state(worker) is MemberState.LOST:
             self._move(worker, MemberEvent.EXPECT if replaced else MemberEvent.GIVE_UP)
             self.lost_at[worker] = now
 
     def excuse(self, worker: int) -> None:
-        """A lost worker had said good-bye and is not missed; a newer attempt may have joined before that."""
+        """Notes that a lost worker had said good-bye and is not missed; no effect once a newer attempt has joined."""
         if self.state(worker) is MemberState.LOST:
             self._move(worker, MemberEvent.LEAVE)
 
     def dismiss(self, worker: int, now: float, *, done: bool) -> Seat:
-        """Takes a worker's seat away because the run ends without it; `done` where all its rows are."""
+        """Takes a worker's seat away because the run ends without it; `done` says that the worker has done its rows."""
         seat = self.seats.pop(worker)
         self._move(worker, MemberEvent.LEAVE if done else MemberEvent.DISMISS)
         if not done:
@@ -198,7 +198,7 @@ class Roster:
         return seat
 
     def retire(self, worker: int) -> None:
-        """Takes a worker's seat away to make room for another worker."""
+        """Takes a worker's seat away, so that another worker can have its slot."""
         seat = self.seats.pop(worker)
         self._move(worker, MemberEvent.RETIRE)
         self.retired.add((worker, seat.attempt))
@@ -220,7 +220,7 @@ class Roster:
         return {worker for worker in self.missing if self.state(worker) is MemberState.UNREPLACED}
 
     def awaited(self, since: float) -> set[int]:
-        """Workers and helpers that were lost after this time, and whose replacements may still join."""
+        """Workers and helpers that were lost after `since` and whose replacements may still join."""
         lost = (worker for worker, lost_at in self.lost_at.items() if lost_at > since)
         return {worker for worker in lost if self.state(worker) is MemberState.AWAITED}
 
@@ -236,5 +236,5 @@ class Roster:
 
     @property
     def total_rows(self) -> int:
-        """Training rows over all workers, which make an epoch of the run."""
+        """Training rows of all workers: an epoch of the run."""
         return sum(self.rows.values())

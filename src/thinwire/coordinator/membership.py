@@ -1,8 +1,8 @@
-"""Who is in the run: seats, generations and deadlines, as a machine with no sockets and no clock of its own.
+"""Membership of a run: seats, generations and deadlines, as a state machine without sockets or a clock of its own.
 
-A generation is one agreed membership. It is formed in two phases, prepare and commit, because workers must agree on how
-far the joint model has come before they go on with other members: see `thinwire.exchange.member`. The states are those
-of two machines: of a generation in `generation.py`, of one worker in `member.py`.
+A generation is one agreed membership. It forms in two phases, prepare and commit, because the workers must agree on the
+number of rounds in the joint model before they go on with other members: see `thinwire.exchange.member`. Two machines
+hold the states: that of a generation in `generation.py`, and that of one worker in `member.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Send(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A seat that was given up, and why."""
+    """A seat that was given up, with the reason."""
 
     worker: int
     attempt: int
@@ -38,7 +38,7 @@ class Lost(NamedTuple):
 
 
 class Stalled(NamedTuple):
-    """Rounds that do not land, and the workers they wait for."""
+    """Rounds that do not land, and the workers that they wait for."""
 
     worker: int
     seconds: float
@@ -46,7 +46,7 @@ class Stalled(NamedTuple):
 
 
 class JointModelLost(NamedTuple):
-    """No worker is left that held the joint model."""
+    """No worker that held the joint model is left."""
 
     workers: tuple[int, ...]
 
@@ -56,16 +56,16 @@ ROWS_ARE_DONE = Leave(why="its rows are done", done=True)
 
 
 class StallWatch:
-    """Rounds that wait too long may wait for a message that a broken connection lost: all are launched again.
+    """Has stalled rounds launched again: they may wait for a message that was lost with a broken connection.
 
-    Where a worker is only slow, that costs little and changes nothing; each time in vain it is done half as often.
+    Launching them again changes no result. The patience doubles each time and is reset when a round lands.
     """
 
     def __init__(self, stall_s: float) -> None:
         self._stall_s = self._patience_s = stall_s
 
     def note(self, seat: Seat, landed: int, now: float) -> None:
-        """A worker has told how many rounds it has landed, and what it waits for."""
+        """Notes how many rounds a worker has landed, and which workers it waits for."""
         if landed != seat.landed:
             self._patience_s = self._stall_s
         if landed != seat.landed or not seat.waits_for:
@@ -74,7 +74,7 @@ class StallWatch:
             seat.stalled_since = now
 
     def look(self, seats: Iterable[Seat], now: float) -> Stalled | None:
-        """The worker that has waited longest, if that is too long."""
+        """The worker that has waited longest, if it has waited longer than the patience."""
         stalled = [(seat.stalled_since, seat.worker, seat) for seat in seats if seat.stalled_since is not None]
         if not stalled:
             return None
@@ -88,7 +88,7 @@ class StallWatch:
 
 
 class Membership:
-    """Which workers are in, and what each is told. Methods take the time; what is to be done comes out as decisions."""
+    """Which workers are in the run, and what each is told. Methods take the time and return decisions."""
 
     def __init__(
         self,
@@ -110,18 +110,18 @@ class Membership:
         self._first_join: float | None = None
         self._last_join = 0.0
         self.last_move = 0.0
-        """When a worker last joined or was lost."""
+        """Time at which a worker last joined or was lost."""
         self._stalls = StallWatch(self.deadlines.stall_s)
 
     @property
     def working(self) -> set[int]:
-        """Workers whose group is whole."""
+        """Workers of whole groups."""
         return self.groups.whole(self.roster.present)
 
-    # -- coming -----------------------------------------------------------------------------------------------------
+    # -- joins ------------------------------------------------------------------------------------------------------
 
     def join(self, join: Join, worker: int, now: float) -> list[Decision]:
-        """Takes a worker in. Of two attempts the newer stays, unless the older alone holds the joint model."""
+        """Gives a worker a seat. The newer of two attempts stays, unless only the older one holds the joint model."""
         attempt, roster = join.attempt, self.roster
         if (worker, attempt) in roster.retired:
             return [Send(worker, attempt, ROWS_ARE_DONE)]
@@ -143,7 +143,7 @@ class Membership:
         return found
 
     def answer(self, worker: int, attempt: int, *, revives: bool) -> Rejoin | Leave:
-        """What to say to an attempt that has no seat and is heard: to join again, or to leave."""
+        """The answer to an attempt that is heard without having a seat: to join again, or to leave."""
         done = (worker, attempt) in self.roster.retired
         if revives and attempt >= self.roster.attempts.get(worker, attempt + 1) and not done:
             return Rejoin()
@@ -153,10 +153,10 @@ class Membership:
         """Notes that a worker has taken the joint state over."""
         self.seats[worker].blank = False
 
-    # -- going ------------------------------------------------------------------------------------------------------
+    # -- losses -----------------------------------------------------------------------------------------------------
 
     def can_spare(self, seat: Seat, now: float) -> bool:
-        """Whether the joint model outlasts a worker: there is none yet, or another worker is heard that holds it."""
+        """Whether the joint model survives the loss of a worker: none exists yet, or another live worker holds it."""
         lane = self.groups.lane_of(seat.worker)
         others = [s for s in self.seats.values() if s is not seat and s.worker < self.roster.workers]
         heard_since = now - self.deadlines.silence_s / 2
@@ -169,31 +169,31 @@ class Membership:
         if seat is None or seat.attempt != attempt:
             return []
         self.roster.lose(worker)
-        fellows = self._vacated(seat, now)
-        return [Lost(worker, attempt, reason, seat.host), *(Send(s.worker, s.attempt, Stand()) for s in fellows)]
+        others = self._vacated(seat, now)
+        return [Lost(worker, attempt, reason, seat.host), *(Send(s.worker, s.attempt, Stand()) for s in others)]
 
     def retire(self, seat: Seat, now: float) -> None:
-        """Gives up the seat of a worker that is done, to make room."""
+        """Gives up the seat of a worker that is done, so that another worker can have its slot."""
         self.roster.retire(seat.worker)
         self._vacated(seat, now)
 
     def _vacated(self, seat: Seat, now: float) -> list[Seat]:
-        """A seat was given up; returns the seats of the other members of its group."""
+        """Handles a vacated seat; returns the seats of the other members of its group."""
         self._observe(SeatLost(seat.worker))
         self.agreement.change(now)
         self.last_move = now
         self.groups.break_up(seat.worker)
-        return [self.seats[w] for w in self.groups.fellows(seat.worker) if w in self.seats]
+        return [self.seats[w] for w in self.groups.others_in_group(seat.worker) if w in self.seats]
 
     def come_together(self, worker: int, meeting: int, now: float) -> None:
-        """A group in its `meeting`-th meeting has fallen apart, though all may be here: it has to meet again."""
+        """A group has fallen apart in its `meeting`-th meeting, even if all members are present: it must meet again."""
         if self.groups.break_up(worker, meeting):
             self.agreement.change(now)
 
     # -- signs of life ----------------------------------------------------------------------------------------------
 
     def suspect(self, worker: int, attempt: int, now: float) -> None:
-        """A worker's connection broke: it has `reconnect_s` to be heard again."""
+        """Notes that a worker's connection broke; the worker is lost unless it is heard again within `reconnect_s`."""
         seat = self.seats.get(worker)
         if seat is not None and seat.attempt == attempt and seat.suspect_since is None:
             seat.suspect_since = now
@@ -213,7 +213,7 @@ class Membership:
         return True
 
     def tick(self, now: float) -> list[Decision]:
-        """What follows from the passing of time: silent workers are lost, and a generation is called."""
+        """Applies deadlines: loses silent workers, and calls a generation that is due."""
         found = self._lose_silent(now)
         if self.agreement.settled:
             stalled = self._stalls.look(self.seats.values(), now)
@@ -241,8 +241,8 @@ class Membership:
     # -- generations ------------------------------------------------------------------------------------------------
 
     def _call(self, now: float) -> list[Decision]:
-        """Calls all workers to a generation, once a whole group is here."""
-        if not self.working:  # a helper alone waits, with what it holds, and so does a group that is not whole
+        """Calls all workers to a generation, once a whole group is present."""
+        if not self.working:  # helpers alone wait, and so do groups that are not whole
             if not self.seats:
                 self.agreement.desert()
             return []
@@ -268,7 +268,7 @@ class Membership:
         return self._agree() if self.agreement.called and all_answered else []
 
     def _agree(self) -> list[Decision]:
-        """All have answered: each lane begins the generation, unless the joint model is lost or cannot be reached."""
+        """All have answered: each lane begins the generation, unless no lane holds some part of the joint model."""
         here = [s for s in self.seats.values() if s.worker in self.working or s.worker >= self.roster.workers]
         lanes: dict[int, list[Seat]] = {}
         for seat in here:
@@ -276,10 +276,10 @@ class Membership:
         bare = [number for number, lane in lanes.items() if not any(s.since for s in lane)]
         if self.agreement.formed and bare:
             held = {self.groups.lane_of(s.worker) for s in self.seats.values() if s.since}
-            if held.issuperset(bare):  # the holder stands by until its own group is whole
+            if held.issuperset(bare):  # the holder waits until its own group is whole
                 self.agreement.stand_by()
                 return []
-            return [JointModelLost(tuple(sorted(self.seats)))]  # to go on would undo the run
+            return [JointModelLost(tuple(sorted(self.seats)))]  # going on would lose what the run has learnt
         members = tuple(sorted(s.worker for s in here))
         self.agreement.commit(members)
         self.roster.commit(members)
@@ -290,7 +290,7 @@ class Membership:
         return found
 
     def _commit(self, lane: list[Seat]) -> list[Decision]:
-        """The workers that hold the same part of the joint model, without groups all workers, begin a generation."""
+        """Begins a generation in one lane: the workers that hold the same part of the joint model."""
         reference = newest(lane)
         self.reference, self.landed = reference.worker, reference.landed
         commit = commit_of(lane, reference, self.agreement.generation, self.roster)
@@ -299,13 +299,13 @@ class Membership:
 
 
 def commit_of(lane: list[Seat], reference: Seat, generation: int, roster: Roster) -> Commit:
-    """What the workers that hold the same part of the joint model are told: with whom and from where they go on."""
+    """The commit for one lane: its members, and where each goes on."""
     members: dict[int, dict[str, Any]] = {}
     for seat in lane:
         if seat is reference or _equals(seat, reference):
-            seat.blank = False  # it holds the joint model without being handed it
+            seat.blank = False  # it holds the joint model already
         entry: dict[str, Any] = {"address": seat.address, "attempt": seat.attempt}
-        again = seat.attempt != roster.first_attempts[seat.worker]  # even where it has loaded a checkpoint
+        again = seat.attempt != roster.first_attempts[seat.worker]  # also if it has loaded a checkpoint
         if (seat.fresh or again) and seat.worker in roster.remembered:
             last = roster.remembered[seat.worker]
             entry["position"] = last.get("position")
@@ -325,16 +325,16 @@ def commit_of(lane: list[Seat], reference: Seat, generation: int, roster: Roster
 
 
 def newest(lane: list[Seat]) -> Seat:
-    """The seat with the newest joint state; of several the one with the lowest number.
+    """The seat with the newest joint state; the lowest number among equals.
 
-    The generation counts for more than rounds: a worker that was left out of the newest generation may have landed as
-    many rounds with other values.
+    The generation is compared before the rounds: a worker that was left out of the newest generation may have landed
+    the same number of rounds with other values.
     """
     return min(lane, key=lambda s: (s.fresh, -s.since, -s.landed, s.worker))
 
 
 def _equals(seat: Seat, reference: Seat) -> bool:
-    """Whether a worker holds what the reference holds; each worker judges the same for itself (`Mesh`)."""
+    """Whether a worker holds the reference's joint state; `Mesh` applies the same rule on each worker."""
     if seat.since != reference.since:
         return False
     if seat.fresh:

@@ -1,4 +1,4 @@
-"""The trained model as it comes in: by part of a replica, in chunks, each in pieces."""
+"""Receives the trained model: by part of a replica, in chunks, each split into pieces."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Callable
 from thinwire.protocol.messages import ModelPiece, Shown
 
 Show = Callable[[int, dict[int, dict[int, bytes]]], bool]
-"""Shows a model of an evaluation; says whether the run is to stop."""
+"""Passes the model of an evaluation to a callback; returns whether the run is to stop."""
 
 MOST_SHOWN = 4
-"""Evaluations whose models may be on their way at once: a worker that was lost never sends the rest of one."""
+"""Evaluations whose models may be arriving at once; a lost worker never sends the rest of its pieces."""
 
 
 class ModelChunks:
-    """Takes pieces in until every part of a replica is whole."""
+    """Collects pieces until every part of a replica is whole."""
 
     def __init__(self, parts: int) -> None:
         self._parts = parts
         self._pieces: dict[tuple[int, int], dict[int, bytes]] = {}
         self._done: set[int] = set()
         self.results: dict[int, dict[int, bytes]] = {}
-        """By part and number, the chunks that are whole."""
+        """Whole chunks, by part and number."""
 
     def take(self, result: ModelPiece, payload: memoryview) -> bool:
-        """A piece of a part that there is; whether all is there now. What was whole stays as it is."""
+        """Takes in a piece; returns whether the model is whole. Pieces after that change nothing."""
         if self.whole:
             return True
         part, chunk = result.part, result.chunk
@@ -40,12 +40,12 @@ class ModelChunks:
 
     @property
     def whole(self) -> bool:
-        """Whether all is there."""
+        """Whether all parts are whole."""
         return len(self._done) == self._parts
 
 
 class ShownModels:
-    """Takes in the joint models of evaluations, by their numbers."""
+    """Receives the joint models of evaluations, by number."""
 
     def __init__(self, parts: int, show: Show | None) -> None:
         self._parts, self._show = parts, show
@@ -53,14 +53,14 @@ class ShownModels:
         self._newest = 0
 
     def hear(self, shown: Shown, payload: memoryview | None) -> bool | None:
-        """Whether who is shown the model asks to stop; None where the piece is not what it must be."""
+        """Whether the callback asks to stop; None where the piece is refused."""
         if payload is None or self._show is None or shown.part >= self._parts:
             return None
         whole = self.take(shown, payload)
         return whole is not None and self._show(shown.number, whole)
 
     def take(self, shown: Shown, payload: memoryview) -> dict[int, dict[int, bytes]] | None:
-        """The model, once its last piece has come; pieces of one that is older than the last whole one are dropped."""
+        """The model, once its last piece has arrived; pieces of a model older than the last whole one are dropped."""
         if shown.number <= self._newest:
             return None
         chunks = self._coming.setdefault(shown.number, ModelChunks(self._parts))

@@ -1,4 +1,4 @@
-"""What a run was asked to do, and what it came to, as far as the coordinator is concerned."""
+"""What a run was asked to do, and what came of it, as far as the coordinator knows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAST_UNWRITTEN, LAST_WARNINGS = 8, 8
 
 @dataclass
 class Policy:
-    """What the run was asked to do, as far as the coordinator decides it."""
+    """The settings of a run that the coordinator decides by."""
 
     workers: int
     helpers: int = 0
@@ -27,12 +27,12 @@ class Policy:
     stop: EarlyStopping | None = None
     until: Target | None = None
     seconds: float | None = None
-    """Of training, after which the run ends."""
+    """Seconds of training after which the run ends."""
     epochs: int | None = None
-    """Where workers go on past theirs while others lag behind: those that each is to have done at the end."""
+    """Epochs that each worker is to have done at the end, where workers go on past theirs while others lag behind."""
     deadlines: Deadlines = field(default_factory=Deadlines)
     compute: Compute = field(default=lambda sums: {})
-    """Makes metrics of sums over all workers' rows."""
+    """Computes metrics from sums over all workers' rows."""
     min_workers: int = 1
     group_size: int = 1
     """Workers that one replica spans."""
@@ -40,7 +40,7 @@ class Policy:
 
 @dataclass
 class Outcome:
-    """What a run came to."""
+    """The results of a run."""
 
     reason: str = ""
     stopped_early: bool = False
@@ -49,18 +49,18 @@ class Outcome:
     """The trained model, by part of a replica, in chunks."""
     metrics: dict[str, float] = field(default_factory=dict)
     validation_rows: int = 0
-    """Of the last evaluation."""
+    """Validation rows of the last evaluation."""
     left_out: int = 0
-    """Validation rows that it was without."""
+    """Validation rows that the last evaluation lacked."""
     warned_of: int = 0
-    """Rows that the newest evaluation was without; further evaluations without them are not warned of again."""
+    """Most validation rows that an evaluation has lacked so far; an evaluation that lacks more causes a warning."""
     best_evaluation: int | None = None
-    """The number of the best evaluation, by the metric of early stopping or else the validation loss."""
+    """Number of the best evaluation, by the metric of early stopping or else the validation loss."""
     best_metrics: dict[str, float] = field(default_factory=dict)
     train_loss: float | None = None
     workers_lost: int = 0
     unreplaced: set[int] = field(default_factory=set)
-    """Workers whose rows nobody took over."""
+    """Workers whose rows no replacement has taken over."""
     generations: int = 0
     rounds: int = 0
     bytes_sent: int = 0
@@ -70,33 +70,33 @@ class Outcome:
     epochs: float = 0.0
     busy: float = 0.0
     evaluated_s: float = 0.0
+    """Seconds that a worker has spent evaluating between its steps; the mean over workers."""
     step_s: float | None = None
     """Mean seconds of a step over the workers that were never replaced."""
-    """Seconds of a worker's time, between its steps; the mean over workers."""
     train_s: float = 0.0
     checkpoint: str | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
     choice: str = ""
-    """Why the exchange is set as it is."""
+    """Why the exchange has its present setting."""
     warnings: list[str] = field(default_factory=list)
-    """Where exchanging was found to hurt; the last few."""
+    """The last few warnings that exchanging hurts."""
     obstacle: str = ""
-    """Why workers could not be heard, where the cluster knows."""
+    """Why workers could not be visited, where the cluster knows."""
     nonfinite: int = 0
-    """How often numbers that are not finite were left out."""
+    """How often values that are not finite were left out."""
     flawed: dict[int, events.NonFinite] = field(default_factory=dict)
-    """The last time of each worker."""
+    """The last event of this kind of each worker."""
     unwritten: dict[str, str] = field(default_factory=dict)
-    """Why checkpoints could not be written, by name; the last few."""
+    """The last few checkpoints that could not be written: reasons by name."""
 
-    def heed(self, event: events.Event) -> events.Event:
-        """Keeps what a person wants to read at the end."""
+    def record(self, event: events.Event) -> events.Event:
+        """Keeps what the summary of the run needs from an event, and returns the event."""
         if isinstance(event, events.SettingChanged):
             self.choice = event.why or self.choice
         elif isinstance(event, events.Tried) and event.hurts:
             self.warnings = [*self.warnings, event.hurts][-LAST_WARNINGS:]
         elif isinstance(event, events.Evaluated):
-            if event.metrics or not self.metrics:  # an evaluation of no rows leaves what was measured before
+            if event.metrics or not self.metrics:  # an evaluation without rows keeps the last metrics
                 self.metrics, self.validation_rows, self.left_out = event.metrics, event.validation_rows, event.left_out
             if event.left_out > self.warned_of:  # a worker may be away for many evaluations
                 _log.warning(LEFT_OUT, event.number, event.validation_rows, event.left_out)
@@ -117,22 +117,23 @@ class Outcome:
 
     @property
     def unsaved(self) -> str | None:
-        """Why the newest checkpoint could not be written; None where it was."""
+        """Why the newest checkpoint could not be written; None where it was written."""
         newest = max(self.unwritten, key=checkpoint_order, default="")
-        compared = None if newest.endswith(FINAL) else 1  # one never begun has the next one's number
+        # A checkpoint that was never begun has the number of the next one.
+        compared = None if newest.endswith(FINAL) else 1
         if checkpoint_order(newest)[:compared] <= checkpoint_order(self.checkpoint or "")[:compared]:
             return None
         return f"checkpoint {newest} was not saved: {self.unwritten[newest]}"
 
-    def lack(self, workers: set[int]) -> None:
-        """Says why the run ended, if nothing else has; these workers' rows are not all done."""
+    def note_missing(self, workers: set[int]) -> None:
+        """Sets the reason of the run's end, if none is set; `workers` have rows that are not done."""
         if workers and not self.stopped_early:
             self.unreplaced.update(workers)
         lost = f"not all rows done: workers {sorted(self.unreplaced)} never came, or were lost and not replaced"
         self.reason = self.reason or (lost if self.unreplaced else "all rows done")
 
     def last_good(self) -> str:
-        """Where to go on from after a loss that is not finite."""
+        """The last good checkpoint, in words, for errors about a loss that is not finite."""
         if self.checkpoint is None:
             return ". No checkpoint had been written; try a smaller learning rate or gradient clipping."
         return (

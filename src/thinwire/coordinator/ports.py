@@ -22,7 +22,7 @@ class Emit(Protocol):
 
 
 class Exit(NamedTuple):
-    """A worker that has ended."""
+    """A worker's process that has ended."""
 
     worker: int
     attempt: int
@@ -30,22 +30,22 @@ class Exit(NamedTuple):
 
 
 class Workforce(Protocol):
-    """The cluster's side of a run: who has died, and who takes their place."""
+    """The cluster's side of a run: which workers have ended, and replacements for them."""
 
     revives: bool
-    """Whether a worker that was given up, and is heard again, may take its own place back."""
+    """Whether a worker whose seat was given up may take it back when it is heard again."""
 
     def exits(self) -> list[Exit]:
         """Processes that ended since the last call."""
 
     def replace(self, worker: int, attempt: int) -> bool:
-        """Starts a new attempt of a worker; False when there will be none."""
+        """Starts a new attempt of a worker; False where no replacement is possible."""
 
     def stop(self) -> None:
-        """Ends what still runs, within a deadline."""
+        """Ends the processes that still run, within a deadline."""
 
 
 class Commit(Protocol):
-    """Makes the parts that workers wrote a checkpoint, beside its caller; its size in bytes comes of it."""
+    """Commits a checkpoint from the parts that workers wrote, on another thread; the result is its size in bytes."""
 
     def __call__(self, name: str, step: int, parts: list[dict[str, Any]], meta: dict[str, Any]) -> Future[int]: ...

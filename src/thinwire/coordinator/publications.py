@@ -1,4 +1,4 @@
-"""What a run publishes: evaluations until they are judged, and checkpoints until they are committed."""
+"""Publications of a run: evaluations until they are judged, and checkpoints until they are committed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thinwire.protocol import messages
 from thinwire.protocol.clock import Clock
 
 LAST_COMMIT_S = 5.0
-"""How long a run that has diverged waits for the checkpoint that it is to be gone on with from."""
+"""Seconds that a diverged run waits for the commit of the checkpoint to resume from."""
 
 
 class Publications:
@@ -41,7 +41,7 @@ class Publications:
         """Seconds of training before the run was resumed."""
 
     def load(self, kept: dict[str, Any]) -> None:
-        """Goes on from what a checkpoint has kept."""
+        """Continues from the state that a checkpoint holds."""
         self._evaluations.law.load(kept["verdict"])
         self._outcome.history = list(kept["history"])
         self._before_s = float(self._outcome.history[-1].get("seconds", 0.0)) if self._outcome.history else 0.0
@@ -53,7 +53,7 @@ class Publications:
         return self._evaluations.law.best_at, self._evaluations.law.best_metrics
 
     def _kept(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside the workers' parts."""
+        """What a checkpoint holds beside the workers' parts."""
         kept = {"verdict": self._evaluations.law.state(), "history": list(self._outcome.history)}
         return kept | self._meta() | {"train_loss": self._outcome.train_loss}
 
@@ -61,11 +61,11 @@ class Publications:
 
     def on_evaluated(self, worker: int, report: messages.Evaluated) -> None:
         self._evaluations.hear(worker, report)
-        for verdict in self._evaluations.told(report.number):  # to a newcomer: the others have done this one
+        for verdict in self._evaluations.told(report.number):  # for a worker that has joined since
             self._send(worker, report.attempt, verdict)
 
     def on_caught(self, worker: int, caught: messages.Caught) -> None:
-        """Publications up to this one were made before the worker had the joint state: it has no part in them."""
+        """Excuses a worker from publications that were made before it held the joint state."""
         self._evaluations.excused[worker] = caught.published
         self._membership.caught(worker)
 
@@ -73,16 +73,16 @@ class Publications:
         self._commits.hear(worker, saved)
 
     def welcome(self, worker: int, attempt: int, *, back: bool) -> None:
-        """Tells a worker that has joined what was judged without it; one that is new, only that the run is to end."""
+        """Tells a joining worker the verdicts it missed; a worker that is new, only those that end the run."""
         for verdict in self._evaluations.verdicts:
             if back or verdict.stop:
                 self._send(worker, attempt, verdict)
         self._evaluations.excused.pop(worker, None)
 
-    # -- what becomes of them ---------------------------------------------------------------------------------------
+    # -- verdicts and commits --------------------------------------------------------------------------------------
 
     def judge(self, trained_from: float, held: int) -> None:
-        """Evaluations whose reports are all in come to a verdict, which every worker hears.
+        """Judges evaluations whose reports are complete, and sends each verdict to every worker.
 
         Args:
             trained_from: when the first generation formed.
@@ -94,7 +94,7 @@ class Publications:
         for judged in self._evaluations.ready(alive, done, members.roster.total_rows, outcome.train_loss, held):
             seconds = self._clock() - trained_from
             outcome.history.append(judged.row | {"seconds": round(seconds + self._before_s, 3)})
-            self._emit(outcome.heed(judged.event))
+            self._emit(outcome.record(judged.event))
             if judged.stop is not None:
                 outcome.stopped_early = True
                 outcome.reason = outcome.reason or judged.stop
@@ -102,14 +102,14 @@ class Publications:
                 self._send(seat.worker, seat.attempt, judged.verdict())
 
     def settle(self, patience_s: float = 0.0) -> None:
-        """Has checkpoints that are whole committed, and hears what became of earlier ones; waits for them so long."""
+        """Begins to commit whole checkpoints, and reports finished commits; waits up to `patience_s` for them."""
         needed = set(self._membership.agreement.members) & set(self._membership.seats)
-        for _ in range(2 if patience_s else 1):  # who waits also sees to what became whole behind the others
+        for _ in range(2 if patience_s else 1):  # the second pass commits what became whole during the first
             self._commits.begin(needed, self._kept)
             for event in self._commits.ended(patience_s):
-                self._emit(self._outcome.heed(event))
+                self._emit(self._outcome.record(event))
 
     def stop(self) -> None:
-        """The run has diverged: what is whole by now is committed, so that the error names it, and nothing later is."""
+        """The run has diverged: commits what is whole by now, so that the error can name it, and nothing later."""
         self.settle(LAST_COMMIT_S)
         self._commits.stop()

@@ -1,16 +1,16 @@
-"""How often each worker may tell the driver something that is kept or written down."""
+"""Limits how often each worker may send the driver messages that are stored or logged."""
 
 from __future__ import annotations
 
 from thinwire.protocol.messages import Apart, Caught, Epoch, Evaluated, Happened, Saved
 
 COUNTED = tuple(kind.tag for kind in (Happened, Epoch, Evaluated, Saved, Caught, Apart))
-"""Kinds of messages; heartbeats become an event a second at most, and results come once."""
+"""Kinds of messages that are counted. Heartbeats become at most one event a second, and results come once."""
 BURST, PER_S = 10_000, 1_000
 
 
 class RateLimit:
-    """A bucket for each worker, which fills as time passes.
+    """A token bucket for each worker.
 
     >>> allowance = RateLimit()
     >>> sum(allowance.takes(3, "event", now=0.0) for _ in range(20_000)), allowance.takes(3, "beat", now=0.0)
@@ -21,10 +21,10 @@ class RateLimit:
 
     def __init__(self) -> None:
         self._left: dict[int, tuple[float, float]] = {}
-        """By worker, what it has left, and when that was so."""
+        """Tokens left of each worker, and the time at which they were counted."""
 
     def takes(self, worker: int, kind: str, *, now: float) -> bool:
-        """Whether a message may be taken in."""
+        """Whether a message may be accepted."""
         if kind not in COUNTED:
             return True
         left, since = self._left.get(worker, (float(BURST), now))

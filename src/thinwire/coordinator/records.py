@@ -1,4 +1,4 @@
-"""What workers have reported of their steps: the last heartbeats, losses of epochs, and what they add up to."""
+"""What workers have reported of their steps: the last heartbeats, losses of epochs, and totals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EMIT_S = 1.0
 
 
 class Records:
-    """Takes heartbeats and epochs in, gives events and totals out."""
+    """Turns heartbeats and ended epochs into events and totals."""
 
     def __init__(self, emit: Callable[[events.Event], Any]) -> None:
         self._emit = emit
@@ -24,19 +24,19 @@ class Records:
         """The last heartbeat of every worker."""
         self._emitted_at: dict[int, float] = {}
         self._unsaid: dict[int, int] = {}
-        """Attempts of workers whose last heartbeat has not become an event."""
+        """Attempts whose last heartbeat has not become an event yet."""
         self._newest = -1
-        """The newest epoch that a worker has ended."""
+        """The newest epoch that any worker has ended."""
         self._losses: dict[int, tuple[float, int]] = {}
-        """By worker, its loss in that epoch, and the rows; a long run has too many epochs to keep them all."""
+        """Each worker's loss in that epoch, with the number of rows; earlier epochs would take too much memory."""
         self._latest: dict[int, tuple[float, int]] = {}
-        """The same of the last epoch that each worker ended, whichever it was."""
+        """Loss and rows of the last epoch that each worker has ended."""
         self._gaps: dict[int, float] = {}
         self._gone: dict[tuple[int, int], int] = {}
-        """Bytes that attempts had sent when they were lost; one that is heard again tells of them itself."""
+        """Bytes that lost attempts had sent; an attempt that is heard again reports its bytes itself."""
 
     def joined(self, seat: Seat, rows: int) -> None:
-        """Tells of a worker that has joined with a number of rows."""
+        """Emits the event of a worker that has joined."""
         self._emit(
             events.WorkerJoined(
                 worker=seat.worker, attempt=seat.attempt, host=seat.host, pid=seat.pid, rows=rows, again=seat.again
@@ -44,11 +44,12 @@ class Records:
         )
 
     def beat(self, worker: int, attempt: int, beat: Beat, now: float) -> None:
-        """Books a heartbeat; once in a while it becomes an event."""
+        """Books a heartbeat; at most once a second it becomes an event."""
         progress = beat.progress
-        if not progress and worker in self._unsaid:  # a successor has yet to step: what was left unsaid is told now
+        # a successor has not stepped yet: emit the lost attempt's last report
+        if not progress and worker in self._unsaid:
             self._tell(worker)
-        kept = progress or self.progress_of(worker)  # a successor has yet to tell of any
+        kept = progress or self.progress_of(worker)  # a successor has no progress yet
         self.last[worker] = replace(beat, progress=kept)
         self._gone.pop((worker, attempt), None)
         if not progress:
@@ -97,12 +98,12 @@ class Records:
         return _mean(self._losses.values())
 
     def train_loss(self, workers: Iterable[int]) -> float | None:
-        """The training loss over the last epochs of these workers; None where one has yet to end its first."""
+        """The mean training loss of these workers' last epochs; None where a worker has yet to end its first epoch."""
         found = [self._latest.get(worker) for worker in workers]
         return None if None in found else _mean([each for each in found if each is not None])
 
     def stalled(self, stalled: Stalled, hosts: Mapping[int, str]) -> None:
-        """Tells of a worker whose rounds do not land, and for whom they wait."""
+        """Emits the event of a worker whose rounds do not land."""
         waited_for = sorted({w for workers in stalled.waits_for.values() for w in workers})
         self._emit(
             events.RoundStalled(
@@ -116,11 +117,11 @@ class Records:
         )
 
     def progress_of(self, worker: int) -> dict[str, Any]:
-        """What a worker's last heartbeat said of its steps; nothing where it has not told of any."""
+        """The progress in a worker's last heartbeat; empty before the first."""
         return self.last[worker].progress if worker in self.last else {}
 
     def lose(self, worker: int) -> int:
-        """Keeps a lost attempt's bytes; its steps and rows are carried on by its successor. Returns its steps."""
+        """Keeps the bytes that a lost attempt sent; its steps and rows pass to its successor. Returns its steps."""
         last = self.last.get(worker)
         if last is None:
             return 0
@@ -131,7 +132,7 @@ class Records:
         return int(last.progress.get("steps", 0))
 
     def sum_up(self, out: Outcome, total_rows: int) -> None:
-        """Writes the totals into the outcome, and tells what was not told yet; so many rows are an epoch."""
+        """Emits the last reports, and writes the totals into the outcome; `total_rows` make an epoch."""
         for worker in sorted(self._unsaid):
             self._tell(worker)
         reports = list(self.last.values())
@@ -154,7 +155,7 @@ class Records:
 
 
 def _mean(losses: Iterable[tuple[float, int]]) -> float | None:
-    """The mean of losses by their rows."""
+    """The mean of losses, weighted by rows."""
     pairs = list(losses)
     total = sum(rows for _, rows in pairs)
     return sum(loss * rows for loss, rows in pairs) / total if total else None

@@ -1,4 +1,4 @@
-"""What workers say of their rows when they join: whether there is anything to learn."""
+"""Checks the rows that workers report when they join: whether there is anything to learn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from thinwire.replicas.labels import nothing_to_learn
 
 
 class Rows:
-    """Looks at the rows of all workers once, when the last of them has joined."""
+    """Checks the rows of all workers once, when the last worker has joined."""
 
     def __init__(self, workers: int) -> None:
         self._workers, self._same = workers, dict[int, str | None]()
@@ -19,17 +19,17 @@ class Rows:
 
     @property
     def held(self) -> int:
-        """Validation rows of all workers that have joined, also of those that are gone."""
+        """Validation rows of all workers that have ever joined."""
         return sum(self._held.values())
 
     def heard(self, worker: int, join: Join, rows: Mapping[int, int]) -> None:
-        """Takes a worker's greeting in.
+        """Notes the rows of a worker that joins.
 
         Raises:
-            DataError: all workers are there, and none has rows.
+            DataError: All workers have joined, and none has rows.
         """
         before = len(self._same) == self._workers
-        if worker < self._workers and join.rows is not None:  # one that fails before it has read them says nothing
+        if worker < self._workers and join.rows is not None:  # None from a worker that failed before it read its rows
             self._same[worker] = join.same
             self._held[worker] = join.held
         if before or len(self._same) < self._workers:

@@ -1,4 +1,4 @@
-"""Slots on Spark: a worker that is done leaves, where another worker waits for its slot."""
+"""Slots on Spark: a worker that is done retires where another worker waits for its slot."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ class Slots:
     def __init__(self, membership: Membership) -> None:
         self._membership, self._roster, self._deadlines = membership, membership.roster, membership.deadlines
         self._freed_at: float | None = None
-        """When a worker was last retired."""
+        """Time at which a worker last retired."""
 
     def make_room(self, finished: set[int], lost: set[int], now: float) -> list[Decision]:
-        """Retires a worker that is done, where a worker that never came, or was lost, may be waiting for its slot."""
+        """Retires a finished worker, where a worker that never joined or was lost may be waiting for a slot."""
         members, unseen = self._membership, self._roster.unseen
         wait_s = self._deadlines.gather_s * (1 if unseen else 3)  # a lost worker's successor may be on its way
         waiting = (
@@ -34,7 +34,7 @@ class Slots:
         return [Send(seat.worker, seat.attempt, ROWS_ARE_DONE)]
 
     def room_for(self, finished: set[int], lost: set[int], now: float) -> bool:
-        """Whether a worker that never came, or was lost, may still come, once all who are here are done."""
+        """Whether a worker that never joined or was lost may still come, once all present workers are done."""
         members = self._membership
         if (not self._roster.unseen and not lost) or members.groups.size > 1:
             return False

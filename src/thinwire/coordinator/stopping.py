@@ -1,4 +1,4 @@
-"""When a run is good enough: policies that look at evaluations and decide, without side effects of their own."""
+"""When a run is good enough: policies that decide from evaluations, without side effects."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class EarlyStopping:
 
     Args:
         patience: evaluations without improvement that are allowed.
-        metric: which one to watch: "val_loss", "val_" and a metric's name, or "train_loss" as it is at evaluations.
-        mode: whether smaller or larger is better; "auto" takes losses and errors as smaller.
-        min_delta: what counts as an improvement.
+        metric: the metric to watch: "val_loss", "val_" and a metric's name, or "train_loss" at the time of evaluations.
+        mode: whether smaller or larger values are better; "auto" takes smaller ones for losses and errors.
+        min_delta: least change that counts as an improvement.
     """
 
     patience: int = 3
@@ -40,7 +40,7 @@ class EarlyStopping:
 
 
 TRAIN_LOSS = "train_loss"
-"""The loss on training rows, over each worker's last epoch; looked at as epochs end, without validation rows."""
+"""The loss on training rows over each worker's last epoch. Checked when epochs end; needs no validation rows."""
 _ALIASES = {"loss": TRAIN_LOSS}
 
 
@@ -78,12 +78,12 @@ class Target:
 
 
 def refuse_unmeasured(key: str, metric: str, measured: Iterable[str], *, validated: bool) -> None:
-    """Refuses a metric that a run does not measure, so that it is not waited for in vain.
+    """Refuses a metric that a run does not measure: waiting for the metric would have no effect.
 
     Args:
-        key: what names it.
-        metric: its name.
-        measured: what evaluations measure.
+        key: the setting that names the metric.
+        metric: name of the metric.
+        measured: names of the metrics that evaluations measure.
         validated: whether the run has validation rows.
     """
     if metric == TRAIN_LOSS:
@@ -95,7 +95,7 @@ def refuse_unmeasured(key: str, metric: str, measured: Iterable[str], *, validat
         )
     if not validated:
         raise ConfigError(
-            f"{key} looks at {metric!r} of validation rows and there are none; give validation=0.1, or other rows"
+            f"{key} needs {metric!r} on validation rows, and the run has none; give validation=0.1, or other rows"
         )
 
 
@@ -103,7 +103,7 @@ _SMALLER = {"error", "mae", "mape", "mse", "perplexity", "rmse", "rmsle", "smape
 
 
 def smaller_is_better(metric: str) -> bool:
-    """Whether a metric is one of those that fall as training succeeds.
+    """Whether a metric is one that falls as training succeeds.
 
     >>> smaller_is_better("val_loss"), smaller_is_better("val_auc"), smaller_is_better("val_quantile_90")
     (True, False, True)
@@ -113,7 +113,7 @@ def smaller_is_better(metric: str) -> bool:
 
 
 class Verdict:
-    """Judges evaluations one by one: is it the best so far, is it enough, has it stopped improving?"""
+    """Judges evaluations one by one: whether each is the best so far, reaches the target, or ends the patience."""
 
     def __init__(self, stop: EarlyStopping | None, until: Target | None) -> None:
         self._stop, self._until = stop, until
@@ -128,11 +128,11 @@ class Verdict:
         self.best_metrics: dict[str, float] = {}
 
     def note(self, number: int, metrics: dict[str, float]) -> None:
-        """Keeps which evaluation was the best so far."""
+        """Notes the best evaluation so far."""
         self.best_at, self.best_metrics = number, dict(metrics)
 
     def judge(self, metrics: dict[str, float]) -> tuple[bool, str | None]:
-        """Whether this evaluation is the best so far, and why to stop, if at all."""
+        """Whether this evaluation is the best so far, and the reason to stop; None where the run goes on."""
         if self._stop is not None and self._metric not in metrics and self._metric != TRAIN_LOSS:
             raise ConfigError(
                 f"EarlyStopping.metric = {self._metric!r} is not measured; measured are {sorted(metrics)}"
@@ -155,7 +155,7 @@ class Verdict:
 
     @property
     def waits(self) -> str | None:
-        """What of validation rows it waits for, in words; None where for nothing."""
+        """The setting that waits for a metric of validation rows, in words; None where none does."""
         if self._stop is not None:
             return f"stop (metric {self._metric!r})"
         return f"until ({self._until})" if self._until is not None and self._until.metric != TRAIN_LOSS else None

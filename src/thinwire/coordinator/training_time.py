@@ -1,4 +1,4 @@
-"""How long a run has trained, and whether it has trained for long enough."""
+"""How long a run has trained, and whether that is long enough."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from thinwire.protocol.clock import Clock
 
 
 class Over(NamedTuple):
-    """Why a run is to stop."""
+    """The reason to stop, and whether the run stops early."""
 
     reason: str
     early: bool
 
 
 class TrainingTime:
-    """The seconds of training of one run, those of the run that it goes on from among them."""
+    """Seconds that a run has trained, including those of the run that it resumes."""
 
     def __init__(self, policy: Policy, membership: Membership, records: Records, attendance: Attendance,
                  ending: Ending, clock: Clock, *, before: float) -> None:  # fmt: skip
@@ -29,12 +29,12 @@ class TrainingTime:
 
     @property
     def seconds(self) -> float:
-        """Up to now."""
+        """Seconds of training up to now."""
         begun, ended = self._ending.trained_from, self._ending.since
         return self._before + (0.0 if begun is None else (ended or self._clock()) - begun)
 
     def over(self) -> Over | None:
-        """Why the run is to stop: its time is over, or all have done their epochs and some have gone on past them."""
+        """The reason to stop: the time is over, or all have done their epochs and some have gone on past them."""
         policy, members = self._policy, self._membership
         if policy.seconds is not None and self.seconds >= policy.seconds:
             return Over(f"{policy.seconds:g} s of training are over", early=True)

@@ -1,4 +1,4 @@
-"""The page's server: a few fixed files, one stream of news, and counters for Prometheus; from the standard library."""
+"""The page's HTTP server: fixed files, a stream of updates, and counters for Prometheus; standard library only."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from thinwire.errors import ConfigError
 NEWS_S, PING_S, POLL_S, DRAIN_S = 0.5, 5.0, 0.5, 3.0
 MOST_STREAMS, MOST_DEPTH = 32, 32
 MOST_CONNECTIONS = 256
-"""At once, streams among them: each is a thread here, beside the run."""
+"""Most simultaneous connections, streams included: each one is a thread in the process of the run."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 ANYWHERE = ("0.0.0.0", "::")
 TOKEN = "THINWIRE_DASHBOARD_TOKEN"
-"""Names a token that stays the same from one start to the next, for those who scrape."""
+"""Variable with a token that stays the same at each start, for monitoring systems."""
 FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
@@ -53,24 +53,24 @@ HEADERS = {
 
 @dataclass
 class Source:
-    """One run on the page: its story, and who brings news of it."""
+    """One run on the page: its state, and the function that reads its new events."""
 
     title: str
     poll: Callable[[], Any] = lambda: ()
-    """Events that are new."""
-    story: EventReducer = field(default_factory=EventReducer)
+    """Reads new events."""
+    reducer: EventReducer = field(default_factory=EventReducer)
     lock: threading.Lock = field(default_factory=threading.Lock)
     error: str = ""
-    """Why there may be no news."""
+    """Why updates may be missing; empty where reading works."""
     heard: float = field(default_factory=time.monotonic)
 
     @property
     def quiet_s(self) -> float:
-        """For how long there has been no news."""
+        """Seconds since the last new event."""
         return time.monotonic() - self.heard
 
     def take_in(self) -> None:
-        """Feeds what is new to the story, a little at a time so that who reads is not kept waiting."""
+        """Feeds new events to the state, in small portions, so that readers of the state need not wait long."""
         events = iter(self.poll())
         while some := list(islice(events, 2000)):
             self.feed(some)
@@ -78,17 +78,17 @@ class Source:
     def feed(self, events: list[dict[str, Any]]) -> None:
         with self.lock:
             for event in events:
-                self.story.feed(event)
+                self.reducer.feed(event)
         self.heard = time.monotonic()
 
 
 def token_for(host: str) -> str:
-    """The environment's; else none on this machine, and a new one elsewhere."""
+    """The environment's token; otherwise none for this machine, and a random one for other addresses."""
     return os.environ.get(TOKEN) or ("" if host in LOOPBACK else secrets.token_urlsafe(16))
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves a page on several runs until it is closed."""
+    """Serves a page about several runs until it is closed."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -97,7 +97,7 @@ class PageServer(ThreadingHTTPServer):
         self.sources, self.token = sources, token
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         if not token and host not in LOOPBACK:
-            raise ConfigError(f"a page on {host} can be read by others; give it a token")
+            raise ConfigError(f"a page on {host} can be read by other machines; give it a token")
         self.streams = threading.Semaphore(MOST_STREAMS)
         self.connections = threading.Semaphore(MOST_CONNECTIONS)
         self.closing = threading.Event()
@@ -112,7 +112,7 @@ class PageServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where a browser finds it, with its token; one that the environment gave is left for the reader to fill in."""
+        """The page's address with its token; a token from the environment is shown as the variable's name."""
         host, port = str(self.server_address[0]), int(self.server_address[1])
         shown = socket.getfqdn() if host in ANYWHERE else "localhost" if host in LOOPBACK else host
         token = f"${TOKEN}" if self.token and self.token == os.environ.get(TOKEN) else self.token
@@ -124,7 +124,7 @@ class PageServer(ThreadingHTTPServer):
         return self
 
     def close(self) -> None:
-        """Ends the streams, which tell what is left first, and lets the port go."""
+        """Ends the streams after their last updates, and releases the port."""
         self.closing.set()
         until = time.monotonic() + DRAIN_S
         for _ in range(MOST_STREAMS):
@@ -133,7 +133,7 @@ class PageServer(ThreadingHTTPServer):
         self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Who comes when too many are here is sent away, and may try again."""
+        """Refuses connections above the limit; browsers try again."""
         if self.connections.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
@@ -146,7 +146,7 @@ class PageServer(ThreadingHTTPServer):
             self.connections.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that went away is no news."""
+        """Ignores errors of browsers that have disconnected."""
 
     def _poll(self) -> None:
         while not self.closing.is_set():
@@ -154,16 +154,16 @@ class PageServer(ThreadingHTTPServer):
                 try:
                     source.take_in()
                     source.error = ""
-                except Exception as error:  # a store that is away for a moment; the page says so
+                except Exception as error:  # the store may be unreachable for a moment; the page shows the error
                     source.error = f"{type(error).__name__}: {error}"
             self.closing.wait(POLL_S)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers one browser."""
+    """Answers one request."""
 
     server: PageServer
-    protocol_version = "HTTP/1.0"  # a connection for every answer: none outlives the server
+    protocol_version = "HTTP/1.0"  # a connection for every answer, so that none outlives the server
     timeout = 20
 
     def do_GET(self) -> None:
@@ -172,7 +172,7 @@ class Handler(BaseHTTPRequestHandler):
             query = parse_qs(asked.query, max_num_fields=16)
             allowed = self._may(query, public=asked.path in FILES and asked.path != "/")
             elsewhere = self._is_from_elsewhere()
-        except ValueError:  # an address, or a name of a host, that is none
+        except ValueError:  # an invalid address or host name
             self._send(HTTPStatus.BAD_REQUEST, b"this is not an address\n")
             return
         if not allowed:
@@ -184,7 +184,7 @@ class Handler(BaseHTTPRequestHandler):
             page = resources.files("thinwire.dashboard").joinpath("assets").joinpath(name).read_bytes()
             self._send(HTTPStatus.OK, page, kind)
         elif asked.path == "/metrics":
-            told = exposition([(s.title, s.story, s.lock, s.quiet_s) for s in self.server.sources])
+            told = exposition([(s.title, s.reducer, s.lock, s.quiet_s) for s in self.server.sources])
             self._send(HTTPStatus.OK, told.encode(), "text/plain; version=0.0.4; charset=utf-8")
         elif asked.path == "/stream":
             self._stream(query)
@@ -192,12 +192,12 @@ class Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.NOT_FOUND, b"there is no such page\n")
 
     def do_HEAD(self) -> None:
-        """The same, without the body."""
+        """Answers with the headers of GET."""
         self.do_GET()
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the standard library refuses, in this page's own form: nothing of the request is repeated."""
-        if code == HTTPStatus.NOT_IMPLEMENTED:  # a method that is not here
+        """Errors of the standard library in this page's form, without repeating the request."""
+        if code == HTTPStatus.NOT_IMPLEMENTED:  # an unsupported method
             code = HTTPStatus.METHOD_NOT_ALLOWED
         self._send(HTTPStatus(code), f"{HTTPStatus(code).phrase}\n".encode())
 
@@ -205,22 +205,23 @@ class Handler(BaseHTTPRequestHandler):
         return "thinwire"
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing: tokens are in addresses."""
+        """Logs nothing, because addresses contain tokens."""
 
     def _may(self, query: dict[str, list[str]], *, public: bool) -> bool:
         if self.server.token:
-            if public:  # the same for everyone, and in the wheel
+            if public:  # static files of the wheel hold no secrets
                 return True
             given = self.headers.get("Authorization", "").removeprefix("Bearer ") or query.get("token", [""])[0]
             return hmac.compare_digest(given.encode(), self.server.token.encode())
         try:
-            host = urlsplit(f"//{self.headers.get('Host', '')}").hostname  # another site's name may point here
+            # a host name of another site may resolve to this machine
+            host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
         except ValueError:
             return False
         return host in LOOPBACK
 
     def _is_from_elsewhere(self) -> bool:
-        """Whether a page of another site asks, as browsers tell: it may lead people here, and read nothing."""
+        """Whether another site's page sent the request, by the browser's headers. It may link here, but not read."""
         site = self.headers.get("Sec-Fetch-Site", "none")
         if site not in ("none", "same-origin"):
             framed = self.headers.get("Sec-Fetch-Dest") != "document"
@@ -241,7 +242,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def _stream(self, query: dict[str, list[str]]) -> None:
-        """News of all runs, and of one in detail, until the browser goes or the server does."""
+        """Streams updates of all runs, and details of one, until the browser disconnects or the server closes."""
         if not self.server.streams.acquire(blocking=False):
             self._send(HTTPStatus.SERVICE_UNAVAILABLE, b"too many pages are open\n")
             return
@@ -260,7 +261,7 @@ class Handler(BaseHTTPRequestHandler):
             self.server.streams.release()
 
     def _went(self) -> bool:
-        """Whether the browser has closed its end."""
+        """Whether the browser has disconnected."""
         ready, _, _ = select.select([self.connection], [], [], 0)
         return bool(ready) and not self.connection.recv(1, socket.MSG_PEEK)
 
@@ -273,11 +274,11 @@ class Handler(BaseHTTPRequestHandler):
             runs = []
             for number, (source, reader) in enumerate(zip(self.server.sources, readers, strict=True)):
                 with source.lock:
-                    news = reader.news(source.story, detail=number == detailed)
+                    news = reader.news(source.reducer, detail=number == detailed)
                     if news is not None:
                         runs.append(_json({"run": number, "title": source.title, **news}))
             now = time.monotonic()
-            if now - spoke > PING_S:  # so that a page knows that the server is there, and how long there was no news
+            if now - spoke > PING_S:  # tells the page that the server is alive, and the time since the last event
                 for number, source in enumerate(self.server.sources):
                     runs.append(_json({"run": number, "quiet_s": source.quiet_s, "error": source.error}))
                 spoke = now
@@ -292,14 +293,14 @@ def _number(text: str, count: int) -> int:
 
 
 def _json(value: dict[str, Any]) -> str:
-    """As browsers read it: what is no number is null, what is no plain value is its text."""
+    """Encodes JSON for browsers: numbers that are not finite become null, and other objects their text."""
     return json.dumps(_plain(value), default=str, allow_nan=False)
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if depth > MOST_DEPTH:  # no event of a run is; a line that is made to harm may be
+    if depth > MOST_DEPTH:  # only a malicious line is nested this deeply
         return None
     if isinstance(value, dict):
         return {str(key): _plain(one, depth + 1) for key, one in value.items()}
@@ -307,6 +308,6 @@ def _plain(value: Any, depth: int = 0) -> Any:
 
 
 def as_dict(event: Any) -> dict[str, Any]:
-    """An event as it stands in `events.jsonl`."""
+    """An event as a dictionary, as in `events.jsonl`."""
     found: dict[str, Any] = {"kind": event.kind, **dataclasses.asdict(event)}
     return found

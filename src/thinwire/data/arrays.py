@@ -1,4 +1,4 @@
-"""Arrow tables out of arrays: numpy, torch, and whatever numpy can read."""
+"""Arrow tables from arrays of numpy, torch, or any library whose arrays numpy can read."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def table_of_arrays(arrays: Mapping[str, Any]) -> Any:
 
 
 def named_pair(features: Any, label: Any) -> dict[str, Any]:
-    """Names for the arrays of (X, y): "label", and "features" or, for several, "features_0" and on."""
+    """Names for the arrays of (X, y): "label", and "features" or, for several, "features_0", "features_1" and so on."""
     several = isinstance(features, Sequence) and bool(features) and all(_is_array(part) for part in features)
     parts = {f"features_{i}": part for i, part in enumerate(features)} if several else {"features": features}
     return parts if label is None else {**parts, "label": label}
 
 
 def column_of_array(name: str, values: Any) -> Any:
-    """One Arrow column; raises DataError naming it where Arrow has no such type."""
+    """One Arrow column; raises DataError with its name where Arrow has no such type."""
     array = _as_numpy(values)
     if array.ndim == 0 or 0 in array.shape[1:]:
         raise DataError(

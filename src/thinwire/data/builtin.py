@@ -1,4 +1,4 @@
-"""Data sets known by name.
+"""Data sets that are known by name.
 
 `digits` is part of the package: the test set of *Optical Recognition of Handwritten Digits* by E. Alpaydin
 and C. Kaynak, UCI Machine Learning Repository (doi:10.24432/C50P49, CC BY 4.0), 1797 images of 8 by 8 pixels;
@@ -31,12 +31,12 @@ _IDX_PREFIX = {"train": "train", "test": "t10k"}
 _CIFAR_ROW = 1 + 3 * 32 * 32
 TEXT_LENGTH = 64
 MOST_BYTES = 4 << 30
-"""Of a packed file; the largest of these sets has a hundredth."""
+"""Largest packed file that is read; the largest of these sets has a hundredth of that."""
 _HOW_TO_GET = "Download and unpack the files from the set's home page, and name their folder."
 
 
 def scale_pixels(columns: dict[str, Any]) -> dict[str, Any]:
-    """The same columns with "pixels" from 0 to 1 instead of from 0 to 255."""
+    """The columns with "pixels" scaled from 0…255 to 0…1."""
     return {**columns, "pixels": torch.as_tensor(columns["pixels"]).to(torch.float32).div_(255)}
 
 
@@ -44,7 +44,7 @@ Loaded = tuple[Any, Callable[[dict[str, Any]], dict[str, Any]] | None]
 
 
 def load_named(name: str, folder: str, split: str) -> Loaded:
-    """The table and the transform of a set by its name."""
+    """The table and the transform of a named set."""
     if name == "digits":
         return _digits(folder, split), None
     if not folder:
@@ -55,7 +55,7 @@ def load_named(name: str, folder: str, split: str) -> Loaded:
 
 
 def load_folder(folder: str, split: str) -> Loaded | None:
-    """The set whose files lie in a folder, told by their names; None when there are none."""
+    """The set whose files are in a folder, recognised by their names; None where there are none."""
     folder = os.path.expanduser(folder)
     if any(_idx_path(folder, prefix, "images") for prefix in _IDX_PREFIX.values()):
         return _idx_set(folder, split), scale_pixels
@@ -107,13 +107,13 @@ def _idx_path(folder: str, prefix: str, kind: str) -> str | None:
 
 
 def _read_idx(path: str, num_dims: int) -> Array:
-    """An idx file's array of bytes; a file that is not packed is mapped, not read."""
+    """The array of bytes in an idx file; an uncompressed file is memory-mapped."""
     header = 4 + 4 * num_dims
     try:
         raw: Array
         if path.endswith(".gz"):
             with gzip.open(path) as file:
-                head = file.read(header)  # tells how much there is: what is packed may be much more than it looks
+                head = file.read(header)  # gives the size, before a packed file is read whole
                 size = math.prod(struct.unpack(f">{num_dims + 1}I", head)[1:])
                 raw = np.frombuffer(head + file.read(min(size, MOST_BYTES) + 1), np.uint8)
         else:
@@ -161,7 +161,7 @@ def _cifar_paths(folder: str, split: str) -> list[str]:
 
 
 def _text(path: str, split: str) -> Any:
-    """A text as rows of 64 characters, and at each the one that follows; its last tenth is the test split."""
+    """Rows of 64 characters of a text, and for each character the next one; the last tenth is the test split."""
     try:
         raw = np.fromfile(path, np.uint8)
     except OSError as error:
@@ -185,7 +185,7 @@ NAMES: dict[str, Callable[[str, str], Any] | None] = {
 
 
 def unknown_name(name: str) -> DataError:
-    """The error for a word that is neither a set nor a path."""
+    """The error for a text that names neither a set nor a path."""
     return DataError(
         f"data {name!r} is neither a known set nor a file that exists. {nearest(name, NAMES)} "
         "Name one of those (all but digits with a folder, as in 'mnist:DIR'), or a path to Parquet files."

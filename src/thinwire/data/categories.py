@@ -1,4 +1,4 @@
-"""What a table's columns hold, one by one: values as categories, and moments of numbers."""
+"""Statistics of a table's columns: categories, and moments of numbers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from thinwire.errors import DataError
 Category = str | int
 Scale = tuple[float, float]
 WHOLE = 2.0**63
-"""Whole numbers are below it."""
+"""Whole numbers are smaller than this in magnitude."""
 
 
 def category_of(value: Any) -> Category | None:
-    """A value as a category: text, or a whole number, which booleans and whole floats are too; None for another.
+    """A value as a category: a text or a whole number (booleans and whole floats included); None for other values.
 
     >>> category_of("a"), category_of(True), category_of(3.0), category_of(0.5)
     ('a', 1, 3, None)
@@ -33,15 +33,16 @@ def category_of(value: Any) -> Category | None:
 
 
 def refuse_category(column: str, value: Any) -> DataError:
-    """The error for a value that is no category."""
+    """The error for a value that cannot be a category."""
     return DataError(
-        f"column {column!r} holds {reprlib.repr(value)} ({type(value).__name__}), which is no category; text, whole "
+        f"column {column!r} holds {reprlib.repr(value)} ({type(value).__name__}), which cannot be a category; text, "
+        "whole "
         "numbers below 2**63 and booleans are. Name the column as numeric, or cast it to text."
     )
 
 
 def refuse_kind(column: str, kind: Any, role: str) -> DataError:
-    """The error for a column whose type does not go with what it is named for."""
+    """The error for a column whose type does not fit its role in the encoder."""
     allowed = "text, whole numbers and booleans" if role == "categorical" else "numbers and booleans"
     return DataError(
         f"column {column!r} holds {kind}, and the encoder has it as {role}; {allowed} can be. Cast it, make such "
@@ -51,14 +52,14 @@ def refuse_kind(column: str, kind: Any, role: str) -> DataError:
 
 @dataclass(frozen=True)
 class Moments:
-    """Count, mean and sum of squared deviations of numbers; those of parts are put together exactly (Chan et al.)."""
+    """Count, mean and sum of squared deviations of numbers; moments of parts are combined exactly (Chan et al.)."""
 
     count: int = 0
     mean: float = 0.0
     squares: float = 0.0
 
     def __add__(self, other: Moments) -> Moments:
-        """Of both together.
+        """The moments of both sets of numbers together.
 
         >>> Moments(2, 1.0, 2.0) + Moments(2, 3.0, 2.0)
         Moments(count=4, mean=2.0, squares=8.0)
@@ -72,18 +73,18 @@ class Moments:
 
     @classmethod
     def of(cls, values: np.ndarray[Any, Any]) -> Moments:
-        """Of some numbers; those that are not finite are left out."""
+        """The moments of an array; values that are not finite are left out."""
         values = values[np.isfinite(values)]
         return cls(len(values), float(values.mean()), float(values.var() * len(values))) if len(values) else cls()
 
     @property
     def scale(self) -> Scale:
-        """Mean and deviation; 0 and 1 of none, and deviation 1 of numbers that are all the same."""
+        """Mean and standard deviation; 0 and 1 without numbers, and deviation 1 where all numbers are the same."""
         deviation = math.sqrt(self.squares / self.count) if self.count else 0.0
         usable = math.isfinite(deviation) and deviation > abs(self.mean) * 1e-12
         return _rounded(self.mean), _rounded(deviation) if usable else 1.0
 
 
 def _rounded(value: float) -> float:
-    """To 12 digits: how rows were dealt out changes later ones."""
+    """Rounds to 12 digits, because the order of rows changes later digits."""
     return float(f"{value:.12g}")

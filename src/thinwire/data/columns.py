@@ -1,7 +1,7 @@
-"""One Arrow column as numpy sees it: which are tensors, how their bytes are viewed, how nulls are refused.
+"""One Arrow column as numpy sees it: which types are tensors, views of their bytes, and errors about nulls.
 
-A shard file holds a column in its *stored* form, which can be viewed without a copy: booleans as one byte
-each (Arrow packs eight into one), dictionaries as their values. Everything else is stored as it came.
+A shard file holds a column in its *stored* form, which can be viewed without a copy: booleans as one byte each (Arrow
+packs eight into one), dictionaries as their values. Other types are stored unchanged.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from thinwire.errors import DataError
 
 _BOOL = {b"thinwire.dtype": b"bool"}
 _EXACT = 2**53
-"""The largest whole number up to which doubles hold all."""
+"""Doubles represent all whole numbers up to this one exactly."""
 Nullable = bool | tuple[str, ...]
-"""Which columns may have nulls, since a transform fills them: all, none, or those named."""
+"""Columns that may have nulls because a transform fills them: all, none, or those named."""
 
 
 UNREADABLE = (pa.ArrowException, ArithmeticError, LookupError, MemoryError, OSError, TypeError, ValueError)
-"""What Arrow raises over a file that is damaged, or is made to harm."""
+"""Exceptions that Arrow raises for a file that is damaged or malicious."""
 
 
 def reason(error: BaseException) -> str:
-    """The first line of what Arrow says, and it says much."""
+    """The first line of an error of Arrow, at most 300 characters."""
     return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
 class RaggedError(Exception):
-    """Lists of different lengths; `row` is the first whose length is not that of row 0."""
+    """Lists differ in length; `row` is the first row whose length differs from that of row 0."""
 
     def __init__(self, row: int, length: int, expected: int) -> None:
         super().__init__(f"row {row} has {length} values where row 0 has {expected}")
@@ -50,7 +50,7 @@ def is_list(kind: Any) -> bool:
 
 
 def is_tensor(kind: Any) -> bool:
-    """Whether this Arrow type can become a tensor: numbers, and lists of them to any depth."""
+    """Whether this Arrow type can become a tensor: numbers, and nested lists of numbers."""
     if isinstance(kind, pa.FixedShapeTensorType):
         return is_number(kind.value_type)
     while is_list(kind):
@@ -59,7 +59,7 @@ def is_tensor(kind: Any) -> bool:
 
 
 def stored_type(kind: Any) -> Any:
-    """The Arrow type a column of type `kind` has inside a shard file."""
+    """The Arrow type that a column of type `kind` has in a shard file."""
     if pa.types.is_boolean(kind):
         return pa.uint8()
     if pa.types.is_dictionary(kind):
@@ -77,19 +77,19 @@ def stored_type(kind: Any) -> Any:
 
 
 def stored_field(field: Any) -> Any:
-    """The field of a shard file's schema for one field of the data's own."""
+    """The field of a shard file's schema for a field of the data."""
     leaf = field.type.value_type if isinstance(field.type, pa.FixedShapeTensorType) else field.type
     while is_list(leaf) or pa.types.is_dictionary(leaf):
         leaf = leaf.value_type
     try:
         kind = stored_type(field.type)
-    except UNREADABLE as error:  # lists of fewer than no values, say, which a file may claim
+    except UNREADABLE as error:  # such as lists of negative length, which a file may claim
         raise DataError(f"column {field.name!r} holds {field.type}, which is not possible: {reason(error)}") from error
     return pa.field(field.name, kind, metadata=_BOOL if pa.types.is_boolean(leaf) else None)
 
 
 def stored_array(array: Any) -> Any:
-    """One column's values in the form a shard file holds."""
+    """One column's values in their stored form."""
     kind = stored_type(array.type)
     if kind == array.type:
         return array
@@ -99,7 +99,7 @@ def stored_array(array: Any) -> Any:
 
 
 def count_nulls(array: Any) -> int:
-    """Nulls in an array at any depth: rows, list elements and struct fields."""
+    """Counts nulls in an array at any depth: rows, list elements and struct fields."""
     if isinstance(array, pa.ExtensionArray):
         return count_nulls(array.storage)
     count = int(array.null_count)
@@ -122,7 +122,7 @@ def may_be_null(name: str, nullable: Nullable) -> bool:
 
 
 def refuse_nulls(batch: Any, first_row: int, nullable: Nullable = False) -> None:
-    """Raise a DataError naming the first column with nulls, and how many; the batch starts at `first_row`."""
+    """Raises a DataError that names the first column with nulls; `first_row` is the number of the batch's first row."""
     for name, array in zip(batch.schema.names, batch.columns, strict=True):
         if may_be_null(name, nullable):
             continue
@@ -136,9 +136,9 @@ def refuse_nulls(batch: Any, first_row: int, nullable: Nullable = False) -> None
 
 
 def form_with_nulls(chunks: Sequence[Any]) -> Any:
-    """The Arrow type in which a column of numbers and nulls is shown, nulls as NaN; None where that would lose values.
+    """The Arrow type in which a column with nulls becomes numbers, nulls as NaN; None where that would lose values.
 
-    Floats keep their type; booleans and whole numbers become doubles, unless doubles cannot tell them apart.
+    Floats keep their type. Booleans and whole numbers become doubles, unless doubles cannot represent them exactly.
 
     >>> form_with_nulls([pa.array([1, None])]), form_with_nulls([pa.array([2**60, None])])
     (DataType(double), None)
@@ -169,7 +169,7 @@ def shown_with_nulls(array: Any, form: Any) -> np.ndarray[Any, Any]:
 
 
 def refuse_other_schema(found: Any, expected: Any, where: str) -> None:
-    """Raise a DataError naming the first column in which `found` differs from `expected` in name or type."""
+    """Raises a DataError with the columns in which `found` differs from `expected` in name, type or order."""
     ours, theirs = [[f"{field.name!r} ({field.type})" for field in schema] for schema in (expected, found)]
     if ours == theirs:
         return
@@ -212,7 +212,7 @@ def dense(array: Any) -> np.ndarray[Any, Any]:
 
 
 def permutation(kind: Any) -> tuple[int, ...] | None:
-    """The order in which a batch's axes are to be shown, where the stored order is another."""
+    """The order in which a batch's axes are shown, where it differs from the stored order."""
     if not isinstance(kind, pa.FixedShapeTensorType) or kind.permutation is None:
         return None
     order = tuple(kind.permutation)
@@ -231,13 +231,13 @@ def _common_length(array: Any) -> int:
 
 
 def prepared(batch: Any, names: Sequence[str]) -> Any:
-    """The columns to keep, in the form that shards have: vectors of Spark ML as lists, decimals as doubles."""
+    """The named columns in the form that shards have: vectors of Spark ML as lists, decimals as doubles."""
     columns = [_prepared(name, batch.column(name)) for name in names]
     return pa.RecordBatch.from_arrays(columns, names=list(names))
 
 
 def is_prepared(kind: Any) -> bool:
-    """Whether a column of this Arrow type is in the form that shards have."""
+    """Whether a column of this Arrow type already has the form that shards have."""
     return not (is_vector(kind) or pa.types.is_decimal(kind))
 
 
@@ -253,7 +253,7 @@ def _prepared(name: str, array: Any) -> Any:
 
 
 def is_vector(kind: Any) -> bool:
-    """Whether an Arrow type is what Spark makes of an ML vector."""
+    """Whether an Arrow type is that of an ML vector from Spark."""
     if not pa.types.is_struct(kind):
         return False
     fields = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}

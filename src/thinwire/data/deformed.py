@@ -1,6 +1,6 @@
-"""Images deformed at random, as many as are asked for: made when a worker needs them, and never stored.
+"""Random deformations of images, in any number: made when a worker needs them, and never stored.
 
-What is dealt out and kept on disk is the number of each row and its label, sixteen bytes. The transform makes the image
+Disk and network carry only the number of each row and its label, sixteen bytes. The transform makes the image from
 from the number: the same image for the same number and seed, on whatever worker, in whatever epoch.
 """
 
@@ -26,27 +26,27 @@ PIXELS, LABEL = "pixels", "label"
 BATCH = 1 << 16
 Before = Callable[[dict[str, Any]], dict[str, Any]] | None
 GRID = 5
-"""Knots of the elastic field, in each direction."""
+"""Control points of the elastic field in each direction."""
 
 
 OPEN: list[Callable[[Any], Any]] = []
-"""What opens a source: `thinwire.data.sources` puts it here, which knows sources of this kind by their names."""
+"""The function that opens a source. `thinwire.data.sources` sets it, because that module imports this one."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Deform:
-    """The transform of a `Deformed` set: images from the numbers of rows.
+    """The transform of a `Deformed` set: makes images from row numbers.
 
-    Row i is image i modulo their number, and the first copies are as they are. The others are turned, scaled, sheared
-    and shifted, and bent by a smooth random field (Simard et al. 2003).
+    Row i comes from image i modulo the number of images. The first rows are the images unchanged. The other rows are
+    rotated, scaled, sheared and shifted, and bent by a smooth random field (Simard et al. 2003).
     """
 
     images: Array
     before: Before
-    """What makes numbers that a network takes of the images, such as a division by 255."""
+    """Transform of the source's images into a network's input, such as a division by 255."""
     held: Array | None
-    """Validation rows, which are not deformed: row -1 is the first."""
+    """Validation images, which are not deformed: row -1 is the first."""
     held_before: Before
     seed: int
     degrees: float
@@ -56,7 +56,7 @@ class Deform:
 
     def __call__(self, columns: dict[str, Any]) -> dict[str, Any]:
         rows = np.asarray(columns[PIXELS]).astype(np.int64)
-        if self.held is not None and len(rows) and rows[0] < 0:  # batches are of one kind or the other
+        if self.held is not None and len(rows) and rows[0] < 0:  # a batch has rows of one kind only
             found = {**columns, PIXELS: torch.from_numpy(self.held[-1 - rows])}
             return found if self.held_before is None else self.held_before(found)
         found = {**columns, PIXELS: torch.from_numpy(self.images[rows % len(self.images)])}
@@ -89,17 +89,18 @@ class Deform:
 @final
 @dataclass(frozen=True)
 class Deformed:
-    """A source of as many rows as are asked for, made from a set of images (columns `pixels` and `label`).
+    """A source with any number of rows, made from a set of images (columns `pixels` and `label`).
 
     Args:
-        source: a set's name, such as "mnist:DIR" or "digits", files, or anything else that `fit` takes; with images of
-            one shape (channels, height, width).
-        rows: how many there are to be; the first are the images as they are.
+        source: a set's name, such as "mnist:DIR" or "digits", files, or other data that `fit` takes; its images have
+        one
+            shape (channels, height, width).
+        rows: number of rows; the first ones are the images unchanged.
         seed: of the deformations.
-        degrees: by how much images are turned at most.
-        scale: by which share they are scaled and sheared at most.
-        shift: by which share of their size they are shifted at most.
-        bend: by which share of their size a point is moved at most, beside all that.
+        degrees: largest rotation.
+        scale: largest relative change of scale and shear.
+        shift: largest shift, relative to the image's size.
+        bend: largest displacement of a point by the elastic field, relative to the image's size.
     """
 
     source: Any
@@ -110,7 +111,7 @@ class Deformed:
     shift: float = field(default=0.06, kw_only=True)
     bend: float = field(default=0.05, kw_only=True)
     apart: Any = field(default=None, kw_only=True, repr=False)
-    """Validation rows, as `with_validation` has opened them."""
+    """Validation rows, as opened by `with_validation`."""
 
     def __post_init__(self) -> None:
         shares = dict.fromkeys(("degrees", "scale", "shift", "bend"), number(least=0))
@@ -143,7 +144,7 @@ class Deformed:
         )
 
     def batches(self) -> Iterator[Any]:
-        """The numbers of the rows, and their labels: what is stored of them."""
+        """Row numbers and labels, which are all that is stored."""
         _, labels, _ = self._held
         for start in range(0, self.rows, BATCH):
             rows = np.arange(start, min(self.rows, start + BATCH))
@@ -151,16 +152,17 @@ class Deformed:
             yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def with_validation(self, given: Any) -> tuple[Deformed, Numbered]:
-        """The same, and a source of validation rows beside it that are images as they are, whatever set they are of."""
+        """This set with validation images, and the source of their row numbers; the images are used unchanged."""
         if isinstance(given, Deformed):
             raise DataError(
-                "validation rows of a deformed set are images as they are; name the set alone, without rows"
+                "validation rows of a deformed set are images without deformation; name the set alone, without rows"
             )
         images, _, _ = self._held
         apart = read(given)
         if apart[0].shape[1:] != images.shape[1:]:
             raise DataError(
-                f"the validation images have the shape {apart[0].shape[1:]}, and those to train on {images.shape[1:]}; "
+                f"the validation images have the shape {apart[0].shape[1:]}, and the training images "
+                f"{images.shape[1:]}; "
                 "give images of one shape"
             )
         return replace(self, apart=apart), Numbered(apart[1])
@@ -173,7 +175,7 @@ class Deformed:
 @final
 @dataclass(frozen=True)
 class Numbered:
-    """Validation rows beside a `Deformed` set, which holds their images: numbers from -1 down, and labels."""
+    """Validation rows of a `Deformed` set, which holds the images: row numbers from -1 down, and labels."""
 
     labels: Array
     transform: Any = None
@@ -201,7 +203,7 @@ def read(source: Any) -> tuple[Array, Array, Any]:
         )
     batches = [batch for batch in source.batches() if batch.num_rows]
     if not batches:
-        raise DataError("a deformed set is made from images, and its source has no rows; give some")
+        raise DataError("a deformed set is made from images, and its source has no rows; give a source with images")
     images = np.concatenate([dense(batch.column(PIXELS)) for batch in batches])
     if images.ndim != 4:
         raise DataError(
@@ -213,7 +215,7 @@ def read(source: Any) -> tuple[Array, Array, Any]:
 
 
 def uniform(seed: int, rows: Array, count: int) -> Tensor:
-    """For each row, numbers from 0 to 1 that depend on the seed and the row's number alone (SplitMix64).
+    """For each row, numbers from 0 to 1 that depend only on the seed and the row's number (SplitMix64).
 
     >>> one, other = uniform(3, np.array([7, 9]), 2), uniform(3, np.array([9]), 2)
     >>> torch.equal(one[1:], other), bool((one[0] == one[1]).any())

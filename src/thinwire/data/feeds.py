@@ -1,4 +1,4 @@
-"""How a worker comes by its rows: from files beside it, from the driver over the wire, or from a stream of batches."""
+"""How a worker gets its rows: from files on its machine, from the driver over the wire, or from a stream of batches."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from thinwire.errors import DataError, nearest
 from thinwire.replicas.labels import ANY, Labels, WrongLabels
 
 Fetch = Callable[[str], Iterator[bytes]]
-"""Brings one of this worker's files from the driver, piece by piece."""
+"""Fetches one of this worker's files from the driver, piece by piece."""
 Measure = Callable[[Any], "tuple[int, ...] | None"]
-"""The shape of the model's output for the row of a record batch; None where it cannot be told."""
+"""The shape of the model's output for the row of a record batch; None where it cannot be determined."""
 TRAIN, VALIDATION = "train", "validation"
 PIECE_BYTES = 4 << 20
 
@@ -34,26 +34,26 @@ NO_ROWS = (
 
 
 class Wanted(NamedTuple):
-    """What a run needs of its data."""
+    """What a run needs from its data."""
 
     columns: tuple[str, ...] | None
-    """Those to read; None reads all, for a transform that may use any."""
+    """Columns to read; None reads all, for a transform that may use any."""
     validation: float
-    """The share of rows to hold back."""
+    """Share of the rows to hold back."""
     indicator: str | None
-    """A column that is true for validation rows."""
+    """Name of a column that is true for validation rows."""
     seed: int
     label: str | None = None
-    """The column to look at for values that the loss cannot take; None looks at none."""
+    """Name of the label column, which is checked for values that the loss cannot take; None checks none."""
     labels: Labels = ANY
-    """What the loss takes."""
+    """The labels that the loss takes."""
     measure: Measure | None = None
-    """What is to find the shape of the model's output before rows are dealt out."""
+    """Determines the shape of the model's output before rows are dealt out."""
     nullable: Nullable = False
-    """Which columns may have nulls, since a transform fills them."""
+    """Columns that may have nulls, because a transform fills them."""
 
     def measured(self, first: Any | None) -> Wanted:
-        """The same with what the first row tells, a record batch of it with the columns of this run."""
+        """This request with what the first row tells; `first` is a record batch with the columns of this run."""
         if self.measure is None or first is None:
             return self._replace(measure=None)
         if not first.num_rows:
@@ -63,15 +63,15 @@ class Wanted(NamedTuple):
 
 
 class Feed(Protocol):
-    """Travels to workers."""
+    """Travels to workers and gives each its shard files."""
 
     def shard(self, worker: int, given: Iterable[Any] | None, fetch: Fetch) -> Any:
-        """A context in which this worker's shard files are there to be opened; opened, they outlast it."""
+        """A context in which this worker's shard files can be opened; open files remain usable after it."""
 
 
 @dataclass(frozen=True)
 class Beside:
-    """Files that the driver wrote on this machine."""
+    """Files that the driver has written on this machine."""
 
     files: tuple[ShardFiles, ...]
 
@@ -82,7 +82,7 @@ class Beside:
 
 @dataclass(frozen=True)
 class Fetched:
-    """Files that the driver holds and sends to each worker that asks."""
+    """Files that the driver holds, and sends to each worker that asks."""
 
     validated: bool
 
@@ -104,9 +104,9 @@ class Server:
         self._files = files
 
     def piece(self, worker: int, name: str, index: int) -> tuple[bytes, int]:
-        """One piece of a worker's file, and how many there are: none of a file that is not there."""
+        """One piece of a worker's file, and the number of pieces; no bytes and 0 pieces where there is no such file."""
         files = self._files[worker]
-        path = {TRAIN: files.train, VALIDATION: files.validation}.get(name)  # a name, never a path
+        path = {TRAIN: files.train, VALIDATION: files.validation}.get(name)  # `name` is a key, never a path
         count = 0 if path is None else max(1, -(-os.path.getsize(path) // PIECE_BYTES))
         if path is None or not 0 <= index < count:
             return b"", count
@@ -117,10 +117,10 @@ class Server:
 
 @dataclass(frozen=True)
 class Streamed:
-    """Record batches that the cluster hands to each worker, written to local files as they come."""
+    """Record batches that the cluster passes to each worker, which writes them to local files as they arrive."""
 
     schema: Any
-    """Of the batches given."""
+    """Schema of the batches."""
     wanted: Wanted
 
     @contextmanager
@@ -170,14 +170,16 @@ def _truth(batch: Any, name: str, first_row: int) -> np.ndarray[Any, Any]:
     column = batch.column(name)
     refuse_nulls(pa.RecordBatch.from_arrays([column], names=[name]), first_row)
     if not pa.types.is_boolean(column.type):
-        raise DataError(f"column {name!r} holds {column.type}; it says which rows are for validation, true or false")
+        raise DataError(
+            f"column {name!r} holds {column.type}; it must hold true for validation rows and false for others: booleans"
+        )
     found: np.ndarray[Any, Any] = column.to_numpy(zero_copy_only=False).astype(bool)
     return found
 
 
 @contextmanager
 def _folder() -> Iterator[str]:
-    """A folder of this worker's own on a local disk; Spark names one that has room."""
+    """A temporary folder on a local disk; Spark names a disk with room."""
     place = os.environ.get("SPARK_LOCAL_DIRS") or os.environ.get("LOCAL_DIRS") or tempfile.gettempdir()
     chosen = next((p for p in place.split(",") if os.path.isdir(p) and os.access(p, os.W_OK)), None)
     with tempfile.TemporaryDirectory(prefix="thinwire-shard-", dir=chosen) as folder:

@@ -1,4 +1,4 @@
-"""Parquet and Arrow files, here or on any file system fsspec knows, streamed a record batch at a time."""
+"""Parquet and Arrow files, local or on any file system that fsspec knows, read one record batch at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BATCH_ROWS = 65536
 @final
 @dataclass(frozen=True)
 class FileSource:
-    """The rows of some files, file after file. Made by `open_files`, which has read every file's schema."""
+    """The rows of some files in order. Made by `open_files`, which has read the schema of every file."""
 
     filesystem: Any
     paths: tuple[str, ...]
@@ -34,7 +34,7 @@ class FileSource:
     transform: Callable[..., Any] | None = None
 
     def batches(self) -> Iterator[Any]:
-        """Record batches of some 8 MiB."""
+        """Record batches of about 8 MiB."""
         names = list(self.schema.names)
         for path in self.paths:
             with _opened(self.filesystem, path) as file:
@@ -42,15 +42,15 @@ class FileSource:
                     yield pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
 
     def select(self, columns: Sequence[str]) -> FileSource:
-        """The same rows with these columns only; the others are not read."""
+        """The same rows with these columns only; other columns are not read."""
         return replace(self, schema=pa.schema([self.schema.field(name) for name in columns]))
 
 
 def open_files(patterns: Sequence[str]) -> FileSource:
-    """The files that paths, folders and globs stand for, in sorted order for each.
+    """Opens the files that paths, folders and globs stand for; the files of each are sorted by name.
 
     Raises:
-        DataError: Nothing was found, a file cannot be read, or its columns differ from those of the first.
+        DataError: No file was found, a file cannot be read, or its columns differ from the first file's.
     """
     found = [_matches(pattern) for pattern in patterns]
     filesystem, paths = found[0][0], [path for _, matched in found for path in matched]
@@ -98,20 +98,20 @@ def _matches(pattern: str) -> tuple[Any, list[str]]:
         )
     if strange := [p for p in found if not p.endswith(_PARQUET + _ARROW)]:
         raise DataError(
-            f"{strange[0]!r} is of no known kind; files end in {', '.join(_PARQUET + _ARROW)}. "
+            f"{strange[0]!r} is not of a known kind; allowed are files that end in {', '.join(_PARQUET + _ARROW)}. "
             "Convert it to Parquet, or narrow the path to such files."
         )
     return filesystem, sorted(found)
 
 
 def _hidden(path: str, folder: str) -> bool:
-    """Whether a file is one of Spark's or an editor's own, such as _SUCCESS, that nobody named."""
+    """Whether a file is a hidden one of Spark or an editor, such as _SUCCESS."""
     return any(part.startswith(("_", ".")) for part in path[len(folder) :].split("/") if part)
 
 
 @contextmanager
 def _opened(filesystem: Any, path: str) -> Iterator[Any]:
-    """A reader of the file, closed at the end; what goes wrong in reading is told with the file's name."""
+    """A reader of the file, closed at the end; errors of reading are raised with the file's name."""
     local = isinstance(filesystem, fsspec.implementations.local.LocalFileSystem)
     try:
         with pa.memory_map(path, "r") if local else filesystem.open(path, "rb") as file:
@@ -133,7 +133,7 @@ def _measure(file: Any) -> tuple[Any, int]:
     else:
         schema = file.schema.remove_metadata()
         rows = sum(file.get_batch(i).num_rows for i in range(file.num_record_batches))
-    refuse_other_schema(schema, schema, "")  # names that are no text are found here
+    refuse_other_schema(schema, schema, "")  # raises for names that are not text
     return schema, rows
 
 
@@ -141,7 +141,7 @@ def _read(file: Any, columns: list[str]) -> Iterator[Any]:
     if not isinstance(file, pq.ParquetFile):
         for index in range(file.num_record_batches):
             batch = file.get_batch(index).select(columns)
-            batch.validate(full=True)  # offsets that point elsewhere would be followed
+            batch.validate(full=True)  # refuses offsets that point outside the data
             yield batch
         return
     groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]

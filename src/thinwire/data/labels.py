@@ -1,4 +1,4 @@
-"""A label column looked at while its rows are dealt out, so that nobody trains on what is no class."""
+"""Checks of a label column while its rows are dealt out, before training starts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from thinwire.replicas.labels import WrongLabels
 
 
 def look_at(batch: Any, column: str, wrong: WrongLabels) -> None:
-    """Counts the wrong labels of one record batch, which has no nulls and decimals as doubles."""
+    """Counts the wrong labels of a record batch without nulls, whose decimals are doubles."""
     if wrong.labels.kind == "any":
         return
     array = batch.column(column)
     stored = stored_array(array)
     if not is_tensor(stored.type) and wrong.labels.kind == "numbers":
-        return  # a loader refuses it
+        return  # the loader refuses it
     if not is_tensor(stored.type):
         raise DataError(
             f"column {column!r} holds {array.type}; {wrong.labels.loss} takes whole numbers from 0, one a class. Index "
@@ -24,5 +24,5 @@ def look_at(batch: Any, column: str, wrong: WrongLabels) -> None:
         )
     try:
         wrong.add(dense(stored))
-    except RaggedError:  # a worker refuses it, and says which rows differ
+    except RaggedError:  # the worker refuses it, and names the rows that differ
         return

@@ -1,4 +1,4 @@
-"""Batches of tensors out of a shard: columns picked, transformed, cast, put on the device, gathered ahead."""
+"""Batches of tensors from a shard: columns are selected, transformed, cast, moved to the device, and prefetched."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Transform = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class Batch(NamedTuple):
-    """What one training step is given; `position` is that of this batch, not of the next, `names` are of the inputs."""
+    """The input of one training step. `position` is that of this batch, and `names` are those of the inputs."""
 
     inputs: tuple[torch.Tensor, ...]
     label: torch.Tensor | None
@@ -34,22 +34,25 @@ class Loader:
     """Reads a shard's batches in a sampler's order.
 
     Args:
-        shard: Where the rows are.
-        sampler: Which rows make up which batch.
-        inputs: Columns the model is called with, in this order.
-        label: Column the loss compares with.
-        labels: What the loss takes for labels. Those that a transform made are looked at batch by batch; the others
-            were looked at when they were dealt out.
+        shard: The worker's rows.
+        sampler: The rows of each batch.
+        inputs: Columns that the model is called with, in order.
+        label: Column that the loss compares with.
+        labels: The labels that the loss takes. Labels that a transform makes are checked batch by batch; others were
+            checked when rows were dealt out.
         weight: Column of per-row weights.
-        transform: Takes and returns the columns of one batch as a dict of tensors and numpy arrays, one row
-            in for one row out. It is given all columns of the shard, nulls as NaN in columns of numbers and as None in
-            others, and what it returns has none.
-        device: Where the tensors are to be.
-        prefetch: Batches that a thread gathers ahead. None means 2 with a transform or another device than
-            the CPU, and 0 otherwise, where a thread costs more than it gives.
+        transform: Takes and returns the columns of one batch as a dict of tensors and numpy arrays, with the same
+        number
+            of rows. It gets all columns of the shard, with nulls as NaN in columns of numbers and as None in others. It
+        must
+            not return nulls.
+        device: Device of the tensors.
+        prefetch: Batches that a thread prepares ahead. None means 2 with a transform or a device other than the CPU,
+        and
+            0 otherwise, where a thread would cost more time than it saves.
 
     Raises:
-        DataError: A column is not there, or is no tensor and there is no transform to make it one.
+        DataError: A column is missing, or is not a tensor and no transform makes it one.
     """
 
     def __init__(
@@ -93,7 +96,7 @@ class Loader:
                     )
 
     def batches(self, start: Position, epochs: int | None) -> Iterator[Batch]:
-        """Batches from `start` up to the end of epoch `epochs` - 1, or forever when it is None."""
+        """Batches from `start` to the end of epoch `epochs` - 1; endless where `epochs` is None."""
         if not self._prefetch:
             yield from self._gathered(start, epochs)
             return
@@ -105,7 +108,7 @@ class Loader:
             ahead.close()
 
     def close(self) -> None:
-        """End every iteration under way and its thread; afterwards there are no more batches."""
+        """Ends all iterations and their threads; after that there are no batches."""
         self._closed = True
         for ahead in list(self._threads):
             ahead.close()
@@ -145,7 +148,7 @@ class Loader:
         for name in self._needed:
             if name not in columns:
                 raise DataError(
-                    f"column {name!r} is not there after the transform. {nearest(name, map(str, columns))} "
+                    f"column {name!r} is missing after the transform. {nearest(name, map(str, columns))} "
                     "Let the transform return it, or name one of those."
                 )
             out[name] = _as_tensor(name, columns[name])
@@ -153,7 +156,7 @@ class Loader:
             if length != num_rows:
                 raise DataError(
                     f"column {name!r} has {length} rows after the transform where the batch has {num_rows}; "
-                    "a transform gives one row for each it is given. Filter or repeat rows before training."
+                    "a transform must return one row for each row of the batch. Filter or repeat rows before training."
                 )
             if name in self._with_nulls:
                 refuse_unfilled(name, out[name])
@@ -166,7 +169,7 @@ class Loader:
 
 
 def refuse_unfilled(name: str, values: torch.Tensor) -> None:
-    """Raises a DataError where a column that had nulls still has some after the transform."""
+    """Raises a DataError where a column that had nulls still has NaN after the transform."""
     count = int(values.isnan().sum()) if values.is_floating_point() else 0
     if count:
         raise DataError(

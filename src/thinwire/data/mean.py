@@ -1,4 +1,4 @@
-"""Mean images: computed over any rows, in Spark's tasks where Spark has them."""
+"""Mean images, computed from any rows; in Spark's tasks for data in Spark."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from thinwire.errors import DataError, nearest
 from thinwire.records import LOOKED_AT, is_rdd, packing_of, sums, sums_of_records
 
 COLUMNS = ("data", "features", "pixels", "image")
-"""Columns of images, as sources call them."""
+"""Names under which sources have columns of images, in order of preference."""
 
 
 def mean_image(data: Any, column: str | None = None) -> Tensor:
     """The mean over all rows of a column of arrays, summed in doubles.
 
     Args:
-        data: rows of any kind that `fit` takes. Those of a DataFrame and of an RDD are added up in Spark's tasks.
-        column: the column of images; "data", "features", "pixels" or "image" unless said.
+        data: rows of any kind that `fit` takes. Rows of a DataFrame or an RDD are summed in Spark's tasks.
+        column: the column of images; by default "data", "features", "pixels" or "image".
 
     Raises:
-        DataError: There are no rows, or arrays of several shapes.
+        DataError: There are no rows, or arrays have different shapes.
     """
     count, total = 0, None
     for more, shape, held in _parts(data, column):
@@ -40,7 +40,7 @@ def mean_image(data: Any, column: str | None = None) -> Tensor:
 
 
 def _parts(data: Any, column: str | None) -> Iterator[tuple[int, Any, bytes]]:
-    """Numbers of rows, shapes and sums."""
+    """Numbers of rows, shapes and sums, one for each part of the data."""
     if is_rdd(data):
         packing = packing_of(data.take(LOOKED_AT))
         chosen = _column(packing.schema.names, column)

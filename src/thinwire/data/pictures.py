@@ -1,4 +1,4 @@
-"""JPEG and PNG files in a column of bytes, as tensors: a transform for `fit`, run on the workers batch by batch."""
+"""JPEG and PNG files in a column of bytes, as tensors: a transform for `fit` that workers run on each batch."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import torch
 from thinwire.errors import ConfigError, DataError
 
 MOST_PIXELS = 1 << 26
-"""Of one picture; a file of a few bytes may claim any number."""
+"""Most pixels of a picture; a file of a few bytes may claim any number."""
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """Decodes a column of encoded pictures: float32 of channels × height × width, colours in RGB, from 0 to 1.
+    """Decodes a column of encoded pictures to float32 tensors of channels × height × width, in RGB, from 0 to 1.
 
     Args:
-        column: the column of bytes; its tensors take its place.
-        resize: height and width; one number is the length of the shorter side, and the picture keeps its shape.
-        crop: height and width of a window in the middle, after resizing; one number is both.
-        color: three channels, or one of grey.
+        column: the column of bytes, which the tensors replace.
+        resize: height and width; a single number is the length of the shorter side, and the aspect ratio is kept.
+        crop: height and width of a central window after resizing; a single number is both.
+        color: three channels if true, one grey channel if false.
     """
 
     column: str = "image"
@@ -66,7 +66,7 @@ class Pictures:
                 shown = image.convert("RGB" if self.color else "L")
                 size = self._size(shown.width, shown.height)
                 pixels = np.asarray(shown if size is None else shown.resize(size, Image.Resampling.BILINEAR))
-        except Exception as error:  # each of Pillow's many readers has errors of its own
+        except Exception as error:  # Pillow's readers raise errors of many kinds
             raise DataError(
                 f"column {self.column!r}, picture {number} of a batch, cannot be read as JPEG or PNG: {error}. Drop "
                 "such rows, or give the column that holds the files' bytes."

@@ -1,4 +1,4 @@
-"""An iterator run ahead of its consumer by one thread."""
+"""An iterator that a thread runs ahead of its consumer."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ _JOIN_TIMEOUT_S = 5.0
 
 @final
 class Ahead(Generic[T]):
-    """Runs an iterator in a thread, up to `depth` items ahead of whoever iterates over this.
+    """Runs an iterator in a thread, up to `depth` items ahead of the consumer.
 
-    An exception in the thread is raised in the consumer, with the thread's traceback, once the
-    items before it are used up.
+    An exception in the thread is raised in the consumer, with the thread's traceback, after the items before it.
     """
 
     def __init__(self, items: Iterator[T], depth: int) -> None:
@@ -44,17 +43,17 @@ class Ahead(Generic[T]):
             raise self._error
 
     def close(self) -> None:
-        """End the thread, which finishes the item it is at; may be called twice and from any thread."""
+        """Ends the thread after its present item. May be called repeatedly, from any thread."""
         with self._changed:
             self._closed = True
             self._ready.clear()
             self._changed.notify_all()
         if self._thread is not threading.current_thread():
-            # A transform that hangs must not hang the run's end as well: the thread is a daemon.
+            # A transform that hangs must not block the end of the run: the thread is a daemon.
             self._thread.join(_JOIN_TIMEOUT_S)
 
     def _has_room(self) -> bool:
-        """Wait until another item may be made; False when none is wanted any more."""
+        """Waits until the queue has room for another item; False once it is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or len(self._ready) < self._depth)
             return not self._closed

@@ -1,4 +1,4 @@
-"""Which rows make up which batch: a pure function of seed, worker and position."""
+"""The rows of each batch, as a pure function of seed, worker and position."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Position(NamedTuple):
-    """A place in a worker's stream of batches; both count from 0."""
+    """A position in a worker's stream of batches; epoch and batch count from 0."""
 
     epoch: int = 0
     batch: int = 0
@@ -20,10 +20,10 @@ class Position(NamedTuple):
 
 @final
 class Sampler:
-    """Cuts every epoch of a shard into batches, each row exactly once an epoch; the last batch may be short.
+    """Splits every epoch of a shard into batches. Each row occurs once an epoch; the last batch may be short.
 
-    The order of an epoch depends on seed, worker and epoch alone, so a run that resumes at a position sees
-    the rows it would have seen. A cache of the current epoch's order is all that is kept here.
+    The order of an epoch depends only on seed, worker and epoch, so a run that resumes at a position gets the rows it
+    would have had. The only state is a cache of the current epoch's order.
 
     >>> sampler = Sampler(5, batch_size=2, seed=0, worker=0, shuffle=False)
     >>> sampler.batches_per_epoch, sampler.rows(Position(0, 2)).tolist(), sampler.next(Position(0, 2))
@@ -60,7 +60,7 @@ class Sampler:
         return self._order(epoch)[start:stop].astype(np.int64)
 
     def next(self, position: Position) -> Position:
-        """The position after this one; with no rows, every epoch is over at once."""
+        """The position after this one; a shard without rows has empty epochs."""
         if position.batch + 1 < self.batches_per_epoch:
             return Position(position.epoch, position.batch + 1)
         return Position(position.epoch + 1, 0)
@@ -68,7 +68,7 @@ class Sampler:
     def _order(self, epoch: int) -> np.ndarray[Any, Any]:
         cached = self._cached
         if cached is None or cached[0] != epoch:
-            # Half the memory of int64, which counts when a shard has 100 million rows.
+            # Half the memory of int64, which matters for a shard of 100 million rows.
             order = np.arange(self.num_rows, dtype=np.int32 if self.num_rows < 2**31 else np.int64)
             sequence = np.random.SeedSequence(self.seed, spawn_key=(self.worker, epoch))
             np.random.Generator(np.random.Philox(sequence)).shuffle(order)

@@ -1,4 +1,4 @@
-"""A worker's rows on disk: one memory-mapped Arrow IPC file, written from a stream and read by row number."""
+"""A worker's rows on disk: one memory-mapped Arrow IPC file, written as a stream and read by row number."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 
 
 def rechunk(batches: Iterable[Any], small_bytes: int = SMALL_BYTES) -> Iterator[Any]:
-    """The same rows in record batches of `small_bytes` or more (save the last), and of 64 MiB at most."""
+    """The same rows in record batches of at least `small_bytes`, except the last, and at most 64 MiB."""
     waiting: list[Any] = []
     waiting_bytes = 0
     for batch in batches:
@@ -37,7 +37,7 @@ def rechunk(batches: Iterable[Any], small_bytes: int = SMALL_BYTES) -> Iterator[
 
 @final
 class ShardWriter:
-    """Takes record batches one by one and leaves a whole shard file under `path`, or none."""
+    """Takes record batches and writes a whole shard file to `path`, or none."""
 
     def __init__(
         self, path: str, schema: Any, *, small_bytes: int = SMALL_BYTES, nullable: _columns.Nullable = False
@@ -56,7 +56,7 @@ class ShardWriter:
         self._writer = pa.ipc.new_file(self._sink, self._stored)
 
     def write(self, batch: Any) -> None:
-        """Add the rows of one record batch. Raises DataError for nulls or for another schema."""
+        """Adds the rows of one record batch. Raises DataError for nulls or for another schema."""
         _columns.refuse_other_schema(batch.schema, self._schema, "a record batch")
         _columns.refuse_nulls(batch, self.num_rows, self._nullable)
         self.num_rows += batch.num_rows
@@ -68,7 +68,7 @@ class ShardWriter:
                 self._flush()
 
     def close(self) -> int:
-        """Finish the file, give it its name, and return the number of rows."""
+        """Completes the file, gives it its name, and returns the number of rows."""
         self._flush()
         self._writer.close()
         self._sink.close()
@@ -76,7 +76,7 @@ class ShardWriter:
         return self.num_rows
 
     def abort(self) -> None:
-        """Leave no file behind; allowed at any time before `close`, and harmless after it."""
+        """Removes the unfinished file; allowed at any time, and without effect after `close`."""
         self._waiting = []
         self._sink.close()
         if os.path.exists(self._partial):
@@ -89,9 +89,9 @@ class ShardWriter:
 
 
 def write_shard(path: str, batches: Iterable[Any], schema: Any, *, nullable: _columns.Nullable = False) -> int:
-    """Stream record batches into a shard file and return how many rows it holds.
+    """Writes record batches to a shard file and returns the number of its rows.
 
-    The file appears under its name only when it is whole, and no more than 64 MiB of rows are held at a time.
+    The file gets its name only when it is whole. At most 64 MiB of rows are held in memory.
 
     Raises:
         DataError: A column that is not `nullable` has nulls, or a batch has another schema than `schema`.
@@ -108,7 +108,7 @@ def write_shard(path: str, batches: Iterable[Any], schema: Any, *, nullable: _co
 
 @final
 class Shard:
-    """The rows of one worker, read by number from a memory-mapped file. Made by `Shard.open`."""
+    """The rows of one worker, read by row number from a memory-mapped file. Made by `Shard.open`."""
 
     def __init__(self, fields: Sequence[Any], batches: Sequence[Any]) -> None:
         self.columns: tuple[str, ...] = tuple(field.name for field in fields)
@@ -133,12 +133,12 @@ class Shard:
 
     @classmethod
     def open(cls, path: str) -> Shard:
-        """Map the file at `path`; rows are read when taken. Raises DataError where it is no whole shard."""
+        """Maps the file at `path`; rows are read when taken. Raises DataError where it is not a whole shard."""
         try:
             reader = pa.ipc.open_file(pa.memory_map(path, "r"))
             batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
             for batch in batches:
-                batch.validate(full=True)  # offsets that point elsewhere would be followed
+                batch.validate(full=True)  # refuses offsets that point outside the data
             schema = reader.schema
             return cls(list(schema), [batch for batch in batches if batch.num_rows] or [_empty(schema)])
         except _columns.UNREADABLE as error:
@@ -148,16 +148,15 @@ class Shard:
             ) from error
 
     def take(self, rows: Array, columns: Sequence[str] | None = None) -> dict[str, torch.Tensor | Array]:
-        """The given rows of the given columns (of all, when None), in the order asked for.
+        """The given rows of the given columns (None for all), in the given order.
 
-        Columns of numbers come as tensors that own their memory, with the dtype they were written in.
-        Strings, lists of different lengths and everything else come as numpy arrays, mostly of objects: work
-        for a transform. Columns of numbers with nulls come as tensors of floats in which nulls are NaN; other columns
-        with nulls have None in their place.
+        Columns of numbers come as tensors that own their memory, in their stored dtype. Other columns, such as strings
+        or lists of different lengths, come as numpy arrays, mostly of objects, for a transform to convert. Columns of
+        numbers with nulls come as tensors of floats with NaN; other columns with nulls have None.
 
         Args:
             rows: Row numbers from 0 to `num_rows` - 1, of an integer dtype.
-            columns: Names out of `self.columns`.
+            columns: Names from `self.columns`.
         """
         spots = None if self._single else self._spots(rows)
         out: dict[str, torch.Tensor | Array] = {}
@@ -171,11 +170,11 @@ class Shard:
 
     @property
     def with_nulls(self) -> frozenset[str]:
-        """Columns in which there are nulls."""
+        """Columns that have nulls."""
         return frozenset(self._forms)
 
     def why_no_tensor(self, column: str) -> str | None:
-        """What keeps a column from being a tensor, in words; None when it is one."""
+        """Why a column cannot be a tensor, in words; None where it can."""
         self._require(column)
         return self._why.get(column)
 
@@ -184,7 +183,7 @@ class Shard:
             raise DataError(f"column {column!r} is not in the data. {nearest(column, self.columns)} Name one of those.")
 
     def _spots(self, rows: Array) -> list[_Spot]:
-        """Where rows lie among several chunks: each chunk hit, which of `rows` it has, their places in it."""
+        """The given rows by chunk: the chunk, the indices into `rows`, and the row numbers within the chunk."""
         chunk_of = np.searchsorted(self._ends, rows, side="right")
         order = np.argsort(chunk_of, kind="stable")
         sorted_chunks = chunk_of[order]
@@ -219,12 +218,12 @@ _RAGGED = "column {!r} has lists of different lengths: row {} has {} values, row
 
 
 class _NoTensorError(Exception):
-    """A column is no tensor; the message says why."""
+    """A column cannot be a tensor; the message says why."""
 
 
 @final
 class _Dense:
-    """Zero-copy views of one tensor column, a view per chunk."""
+    """Zero-copy views of one tensor column, one for each chunk."""
 
     def __init__(self, field: Any, chunks: Sequence[Any]) -> None:
         if not _columns.is_tensor(field.type):
@@ -261,7 +260,7 @@ class _Dense:
 
 
 def _empty(schema: Any) -> Any:
-    """A record batch of no rows."""
+    """A record batch without rows."""
     columns = []
     for field in schema:
         extended = isinstance(field.type, pa.BaseExtensionType)
@@ -271,7 +270,7 @@ def _empty(schema: Any) -> Any:
 
 
 def _sliced(batch: Any) -> Iterator[Any]:
-    """A record batch in pieces of 64 MiB at most (or of one row)."""
+    """Splits a record batch into pieces of at most 64 MiB, or of one row."""
     step = max(1, batch.num_rows * GIANT_BYTES // max(batch.nbytes, GIANT_BYTES))
     for start in range(0, batch.num_rows, step):
         yield batch if step >= batch.num_rows else batch.slice(start, step)

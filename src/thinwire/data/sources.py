@@ -1,4 +1,4 @@
-"""Whatever a user passes as data, as one kind of thing: a schema, a number of rows, a stream of batches."""
+"""Any data that a user passes, as a source: a schema, a number of rows, and a stream of batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ALLOWED = (
 
 
 class Source(Protocol):
-    """Rows to train on. `batches` may be called again and gives the same rows in the same order."""
+    """Rows to train on. `batches` may be called repeatedly, and gives the same rows in the same order."""
 
     @property
     def schema(self) -> Any:
@@ -36,11 +36,11 @@ class Source(Protocol):
 
     @property
     def num_rows(self) -> int:
-        """Rows in all batches together."""
+        """Number of rows in all batches."""
 
     @property
     def transform(self) -> Callable[..., Any] | None:
-        """What a loader is to do with a batch of these columns before training; picklable."""
+        """Picklable transform that a loader applies to each batch before training."""
 
     def batches(self) -> Iterator[Any]:
         """The rows, as Arrow record batches."""
@@ -67,10 +67,10 @@ class TableSource:
 
 
 def open_source(data: object) -> Source:
-    """The data a user means, opened but not yet read.
+    """Opens a user's data without reading its rows.
 
     Raises:
-        DataError: It is of no known kind, or cannot be found or read.
+        DataError: The data are of no known kind, or cannot be found or read.
     """
     if all(hasattr(data, name) for name in ("schema", "num_rows", "transform", "batches")):
         return data  # type: ignore[return-value]
@@ -85,7 +85,7 @@ def open_source(data: object) -> Source:
 
 
 def select(source: Source, columns: Sequence[str]) -> Source:
-    """The same rows with these columns only, in this order. Raises DataError naming one that is not there."""
+    """The same rows with these columns only, in this order. Raises DataError for a column that is missing."""
     for name in columns:
         if name not in source.schema.names:
             raise DataError(
@@ -166,7 +166,7 @@ def _named_or_files(text: str) -> Source:
 
 
 def _without_options(text: str) -> tuple[str, str | None, int | None]:
-    """'mnist:DIR?split=test' as 'mnist:DIR' and 'test'; a question mark in a glob stays where it is."""
+    """Splits 'mnist:DIR?split=test' into 'mnist:DIR' and 'test'; a question mark of a glob is kept."""
     found = re.fullmatch(r"(.*?)\?((?:[a-z]+=\w*)(?:&[a-z]+=\w*)*)", text)
     if found is None:
         return text, None, None
@@ -192,7 +192,7 @@ def _without_options(text: str) -> tuple[str, str | None, int | None]:
 
 
 def _is_path(text: str) -> bool:
-    """Whether a text that names no set can be meant as files: 'minst' and 'minst:/data' cannot."""
+    """Whether a text that names no set may be a path: 'minst' and 'minst:/data' may not."""
     if os.path.exists(text) or "://" in text:
         return True
     return any(sign in text.partition(":")[0] for sign in "/\\.*[?~")

@@ -1,4 +1,4 @@
-"""What an encoder needs to know of a Spark DataFrame, found by two jobs on the cluster."""
+"""Statistics of a Spark DataFrame for an encoder, computed by two jobs on the cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FLOAT = ("float", "double")
 
 
 class Columns(Protocol):
-    """What an encoder is to learn of which columns; `thinwire.data.tables.TableEncoder` is one."""
+    """The columns and limits of an encoder, such as `thinwire.data.tables.TableEncoder`."""
 
     @property
     def columns(self) -> Sequence[str]: ...
@@ -31,7 +31,7 @@ class Columns(Protocol):
 
 
 def tallies(frame: Any, encoder: Columns) -> tuple[dict[str, Counter[Category]], dict[str, Moments]]:
-    """How often each frequent category is there, and the moments of numbers."""
+    """Counts of frequent categories, and moments of numbers."""
     kinds = dict(frame.dtypes)
     for name in encoder.columns:
         if name not in kinds:
@@ -45,7 +45,7 @@ def tallies(frame: Any, encoder: Columns) -> tuple[dict[str, Counter[Category]],
 
 
 def _counts(frame: Any, encoder: Columns, kinds: dict[str, str]) -> dict[str, Counter[Category]]:
-    """The most frequent categories of all columns, by one shuffle of (column, value as a text)."""
+    """The most frequent categories of all columns, by a single shuffle of (column, value as text)."""
     from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
     from pyspark.sql.window import Window
 
@@ -80,7 +80,7 @@ def _counts(frame: Any, encoder: Columns, kinds: dict[str, str]) -> dict[str, Co
 
 
 def _parsed(text: str, kind: str) -> Any:
-    """A value that Spark has written as a text; None for NaN, which counts as a null."""
+    """A value that Spark has written as text; None for NaN, which counts as null."""
     if kind == "boolean":
         return text == "true"
     if kind in _WHOLE:

@@ -1,4 +1,4 @@
-"""A source's rows dealt out to workers: shard files for training and for validation, in one pass."""
+"""Deals a source's rows out to workers: shard files for training and for validation, in one pass."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _ALL_WRITERS_BYTES = 256 << 20
 
 
 class ShardFiles(NamedTuple):
-    """The files of one worker and how many rows are in them; no validation file when none was asked for."""
+    """The files of one worker and their numbers of rows; no validation file where none was asked for."""
 
     train: str
     validation: str | None
     num_rows: int
     num_validation_rows: int
     same: str | None = None
-    """The label that all rows have, where a worker has found it."""
+    """The label that all rows have, where a worker has found only one."""
 
 
 def split(
@@ -44,28 +44,27 @@ def split(
     labels: Labels = ANY,
     nullable: Nullable = False,
 ) -> list[ShardFiles]:
-    """Deal the rows of a source out to `workers` shards in `directory`, every row to exactly one.
+    """Deals the rows of a source out to `workers` shards in `directory`, every row to one shard.
 
-    Rows are shuffled within every 8 to 64 MiB and dealt in turn, so shards differ by one row at most and a
-    file sorted by label gives every worker all labels. The same batches, workers and seed give the same
-    shards.
+    Rows are shuffled within each 8 to 64 MiB and dealt in turn. Shards therefore differ by at most one row, and a file
+    sorted by label gives every worker all labels. The same batches, workers and seed give the same shards.
 
     Args:
-        source: The rows; they are streamed, a few hundred MiB at a time at most.
-        workers: How many shards; with more workers than rows some are empty.
-        directory: Where the files go; made when it is not there.
-        validation: A share of the rows to hold back, spread evenly over the source and picked by the seed; or
-            a source of its own with the same columns.
-        seed: What the shuffle and the choice of validation rows depend on.
-        columns: The columns to write, all when None. Nulls in others do no harm.
-        label: The column to look at for values that the loss cannot take; None looks at none.
-        labels: What the loss takes.
-        nullable: Which columns may have nulls, since a transform fills them.
+        source: The rows; they are streamed, at most a few hundred MiB at a time.
+        workers: Number of shards; with more workers than rows some are empty.
+        directory: Folder of the files; created if it does not exist.
+        validation: A share of the rows to hold back, spread evenly over the source and chosen by the seed; or a source
+            of its own with the same columns.
+        seed: Seed of the shuffle and of the choice of validation rows.
+        columns: The columns to write; None writes all. Nulls in other columns are allowed.
+        label: The label column, which is checked for values that the loss cannot take; None checks none.
+        labels: The labels that the loss takes.
+        nullable: Columns that may have nulls because a transform fills them.
 
     Raises:
         ConfigError: `workers`, `seed` or the share is out of range.
-        DataError: There are no rows to train on, a column has nulls, a label is no class, or the validation columns
-            differ.
+        DataError: There are no rows to train on, a column has nulls, a label is wrong, or the validation columns
+        differ.
     """
     share, apart = (validation, None) if isinstance(validation, (int, float)) else (0.0, validation)
     num_held = _rows_to_hold_back(source.num_rows, workers, share, seed)
@@ -76,28 +75,28 @@ def split(
     if apart is not None:
         refuse_other_schema(apart.schema, source.schema, "the validation data")
     os.makedirs(directory, exist_ok=True)
-    hands: list[_Hand] = []
+    shard_sets: list[_ShardSet] = []
     try:
         for kind in ("train", "validation") if share or apart is not None else ("train",):
-            hands.append(_Hand(directory, kind, source.schema, workers, nullable))
+            shard_sets.append(_ShardSet(directory, kind, source.schema, workers, nullable))
         random = np.random.Generator(np.random.Philox(seed))
         look = functools.partial(_checked, label=label, labels=labels, nullable=nullable)
-        _deal(look(source, of=""), source.num_rows, hands, num_held, random)
+        _deal(look(source, of=""), source.num_rows, shard_sets, num_held, random)
         if apart is not None:
-            _deal(look(apart, of=" of the validation data"), apart.num_rows, hands[1:], 0, random)
-        counts = [hand.close() for hand in hands]
+            _deal(look(apart, of=" of the validation data"), apart.num_rows, shard_sets[1:], 0, random)
+        counts = [shard_set.close() for shard_set in shard_sets]
     except BaseException:
-        for hand in hands:
-            hand.abort()
+        for shard_set in shard_sets:
+            shard_set.abort()
         raise
-    if len(hands) == 1:
-        return [ShardFiles(path, None, rows, 0) for path, rows in zip(hands[0].paths, counts[0], strict=True)]
-    pairs = zip(hands[0].paths, hands[1].paths, *counts, strict=True)
+    if len(shard_sets) == 1:
+        return [ShardFiles(path, None, rows, 0) for path, rows in zip(shard_sets[0].paths, counts[0], strict=True)]
+    pairs = zip(shard_sets[0].paths, shard_sets[1].paths, *counts, strict=True)
     return [ShardFiles(*pair) for pair in pairs]
 
 
 def _selected(apart: Source, columns: Sequence[str]) -> Source:
-    """The columns of validation data; one that is not there is told of as theirs."""
+    """The columns of the validation data; the error for a missing column says that it is missing there."""
     try:
         return select(apart, columns)
     except DataError as error:
@@ -105,8 +104,8 @@ def _selected(apart: Source, columns: Sequence[str]) -> Source:
 
 
 @final
-class _Hand:
-    """The open shard files of one kind, one a worker, that rows are dealt to in turn."""
+class _ShardSet:
+    """The open shard files of one kind, one for each worker; rows are dealt to them in turn."""
 
     def __init__(self, directory: str, kind: str, schema: Any, workers: int, nullable: Nullable) -> None:
         self.paths = [os.path.join(directory, f"{kind}-{worker:05d}.arrow") for worker in range(workers)]
@@ -137,23 +136,23 @@ class _Hand:
 
 
 def _deal(
-    batches: Iterator[Any], num_rows: int, hands: Sequence[_Hand], num_held: int, random: np.random.Generator
+    batches: Iterator[Any], num_rows: int, shard_sets: Sequence[_ShardSet], num_held: int, random: np.random.Generator
 ) -> None:
-    """All rows to the first hand, save `num_held` of them to the second."""
+    """Deals all rows to the first group of files, except `num_held` rows to the second."""
     seen = held = 0
     for batch in rechunk(batches):
         order = random.permutation(batch.num_rows)
         seen += batch.num_rows
-        # Exact at the end and even on the way: each batch brings the rows held back up to its part of all.
+        # Each batch brings the rows held back up to their share so far, so that the number is exact at the end.
         quota = num_held * min(seen, num_rows) // max(num_rows, 1) - held
         held += quota
         if quota:
-            hands[1].deal(batch, order[:quota])
-        hands[0].deal(batch, order[quota:])
+            shard_sets[1].deal(batch, order[:quota])
+        shard_sets[0].deal(batch, order[quota:])
     if seen != num_rows:
         raise DataError(
-            f"the data said it has {num_rows} rows and gave {seen}; both must agree. "
-            "Let nothing write to it while it is read."
+            f"the data reported {num_rows} rows and gave {seen}; both must agree. "
+            "Make sure that no process writes to it while it is read."
         )
 
 

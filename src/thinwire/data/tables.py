@@ -1,6 +1,6 @@
-"""Columns of a table as a network takes them: categories as indices, numbers standardised, nulls told apart.
+"""Columns of a table as a network's inputs: categories as indices, numbers standardised, nulls marked.
 
-An encoder is a transform that holds nothing but plain values, so that it travels with a model as data.
+An encoder is a transform that consists of plain values, so a model can be saved with it as data.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from thinwire.errors import ConfigError, DataError
 from thinwire.values import check_fields, known_only, number, refused, truth, whole
 
 NULL, UNSEEN = 0, 1
-"""The indices of a null and of a category that was not there, or too rare, when the encoder was fitted."""
+"""The indices of a null, and of a category that was absent or too rare when the encoder was fitted."""
 FIRST = 2
 """The index of the most frequent category."""
 MOST_CATEGORIES = 10_000_000
@@ -36,21 +36,22 @@ MOST_CATEGORIES = 10_000_000
 @final
 @dataclass(frozen=True, kw_only=True)
 class TableEncoder:
-    """A transform that makes indices of categories and standardised numbers of numbers, each column under its name.
+    """A transform that replaces categories by indices and numbers by standardised numbers, under the columns' names.
 
     A categorical column becomes int64: 0 for a null, 1 for a category that was not seen when the encoder was fitted,
-    2 and on for the others, the most frequent first. A numeric column becomes float32 with mean 0 and deviation 1; NaN
-    and infinity count as nulls. `fit` and `TorchEstimator` fit an encoder that is not fitted on the training data.
+    and 2 onwards for the others, the most frequent first. A numeric column becomes float32 with mean 0 and deviation 1;
+    NaN and infinity count as nulls. `fit` and `TorchEstimator` fit an unfitted encoder on the training data.
 
     Args:
         categorical: columns of text, whole numbers or booleans.
         numeric: columns of numbers.
-        min_count: rows that a category needs; rarer ones share the index of unseen ones, which learns from them.
-        most_categories: categories of one column at most; the most frequent ones are kept.
-        fill: what nulls of numeric columns become: a number, or one by column; the column's mean unless said.
+        min_count: rows that a category needs; rarer categories share the index of unseen ones, which is trained on
+        them.
+        most_categories: most categories of one column; the most frequent ones are kept.
+        fill: value for nulls of numeric columns: a number, or a number by column; by default the column's mean.
         flag_nulls: whether each numeric column becomes two: the number, and 1 where it was null.
-        vocabularies: by categorical column its categories from index 2 on, once it is fitted.
-        scales: by numeric column mean and deviation, once it is fitted.
+        vocabularies: by categorical column, its categories from index 2 on; set by fitting.
+        scales: by numeric column, mean and deviation; set by fitting.
     """
 
     categorical: Sequence[str] = ()
@@ -87,21 +88,21 @@ class TableEncoder:
             return {name: number()(f"{key}.{name}", value) for name, value in given.items()}
         return None if given is None else number()(key, given)
 
-    # -- what it is -------------------------------------------------------------------------------------------------
+    # -- properties -------------------------------------------------------------------------------------------------
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Its columns: the categorical ones, then the numeric ones."""
+        """The columns it encodes: the categorical ones, then the numeric ones."""
         return (*self.categorical, *self.numeric)
 
     @property
     def fitted(self) -> bool:
-        """Whether it has seen data."""
+        """Whether the encoder has been fitted."""
         return self.vocabularies is not None and self.scales is not None
 
     @property
     def shape(self) -> dict[str, dict[str, int]]:
-        """What a network needs to know of the columns: indices of each categorical one, width of each numeric one."""
+        """Sizes that a network needs: number of indices of each categorical column, width of each numeric one."""
         words, _ = self._learnt()
         width = 2 if self.flag_nulls else 1
         return {
@@ -111,16 +112,16 @@ class TableEncoder:
 
     def _learnt(self) -> tuple[Mapping[str, Sequence[Category]], Mapping[str, Scale]]:
         if self.vocabularies is None or self.scales is None:
-            raise ConfigError("this TableEncoder has seen no data; use the one that encoder.fit(data) gives back")
+            raise ConfigError("this TableEncoder is not fitted; use the encoder that encoder.fit(data) returns")
         return self.vocabularies, self.scales
 
     # -- fitting ----------------------------------------------------------------------------------------------------
 
     def fit(self, data: Any) -> TableEncoder:
-        """The same encoder with the categories, means and deviations of this data: any data that `thinwire.fit` takes.
+        """This encoder with the categories, means and deviations of the data: any data that `thinwire.fit` takes.
 
         Raises:
-            DataError: a column is not there, or holds what it cannot encode.
+            DataError: A column is missing, or holds values that cannot be encoded.
         """
         if type(data).__module__.startswith("pyspark.sql") and hasattr(data, "groupBy"):
             from thinwire.data.spark_tables import tallies
@@ -135,14 +136,14 @@ class TableEncoder:
         )
 
     def _chosen(self, counts: Mapping[Category, int]) -> tuple[Category, ...]:
-        """Frequent categories first; equally frequent ones in the order of their texts, so that rows' order is none."""
+        """Frequent categories first; ties are sorted by text, so that the order of rows has no effect."""
         often = [word for word, count in counts.items() if count >= self.min_count]
         return tuple(sorted(often, key=lambda word: (-counts[word], str(word)))[: self.most_categories])
 
     # -- encoding ---------------------------------------------------------------------------------------------------
 
     def __call__(self, columns: dict[str, Any]) -> dict[str, Any]:
-        """A batch's columns with these ones encoded."""
+        """A batch's columns, with those of the encoder encoded."""
         missing = [name for name in self.columns if name not in columns]
         if missing:
             raise DataError(
@@ -168,7 +169,8 @@ class TableEncoder:
             found = np.array([math.nan if v is None else v for v in given] if given.dtype == object else given, float)
         except (TypeError, ValueError) as error:
             raise DataError(
-                f"column {name!r} holds what is no number ({_line(error)}), and the encoder has it as numeric. Name it "
+                f"column {name!r} holds a value that is not a number ({_line(error)}), and the encoder has it as "
+                "numeric. Name it "
                 "as categorical, or convert it."
             ) from error
         lacking = ~np.isfinite(found)
@@ -177,10 +179,10 @@ class TableEncoder:
         scaled = torch.from_numpy(((found - mean) / deviation).astype(np.float32))
         return torch.stack([scaled, torch.from_numpy(lacking.astype(np.float32))], 1) if self.flag_nulls else scaled
 
-    # -- as data ----------------------------------------------------------------------------------------------------
+    # -- serialisation ----------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """All that it is, in plain values that JSON holds."""
+        """The encoder as plain values for JSON."""
         found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         words, scales = self.vocabularies, self.scales
         return found | {
@@ -193,10 +195,10 @@ class TableEncoder:
 
     @classmethod
     def of_state(cls, state: Any) -> TableEncoder:
-        """The encoder that `state` describes.
+        """The encoder that `state` returned as plain values.
 
         Raises:
-            ConfigError: it describes none.
+            ConfigError: The values do not describe an encoder.
         """
         if not isinstance(state, Mapping):
             raise refused("TableEncoder", state, "what TableEncoder.state() gave")
@@ -267,11 +269,11 @@ class _Lookup:
         )
 
 
-# -- over Arrow's batches ---------------------------------------------------------------------------------------------
+# -- statistics of batches --------------------------------------------------------------------------------------------
 
 
 def _tallies(data: Any, encoder: TableEncoder) -> tuple[dict[str, Counter[Category]], dict[str, Moments]]:
-    """How often each category is there, and the moments of numbers, in one pass over the data."""
+    """Counts of categories, and moments of numbers, in one pass over the data."""
     source = plain(select(open_source(data), encoder.columns))
     counts: dict[str, Counter[Category]] = {name: Counter() for name in encoder.categorical}
     moments = dict.fromkeys(encoder.numeric, Moments())
@@ -335,7 +337,10 @@ def _array(name: str, values: Any) -> np.ndarray[Any, Any]:
 def _stored(state: Mapping[str, Any], key: str, names: Sequence[str]) -> Mapping[str, Any]:
     found = state.get(key)
     if not isinstance(found, Mapping) or set(found) != set(names):
-        raise ConfigError(f"TableEncoder.{key} = {reprlib.repr(found)} does not have the columns {list(names)}")
+        raise ConfigError(
+            f"TableEncoder.{key} = {reprlib.repr(found)} does not have the columns {list(names)}; use what "
+            "TableEncoder.state() returned"
+        )
     return found
 
 
@@ -344,7 +349,8 @@ def _stored_words(name: str, given: Any) -> tuple[Category, ...]:
     fits = kinds <= {str} or (kinds == {int} and all(abs(word) < WHOLE for word in given))
     if not isinstance(given, list | tuple) or not fits or len(set(given)) != len(given):
         raise ConfigError(
-            f"TableEncoder.vocabularies.{name} = {reprlib.repr(given)} is no list of different categories"
+            f"TableEncoder.vocabularies.{name} = {reprlib.repr(given)} is not a list of different categories; use what "
+            "TableEncoder.state() returned"
         )
     return tuple(given)
 

@@ -1,4 +1,4 @@
-"""Transforms of text and of ragged rows: a tokenizer that travels as data, and Hugging Face's data collators."""
+"""Transforms of text and of ragged rows: a tokenizer that is saved as data, and Hugging Face's data collators."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ FIELDS = {
     "token_type_ids": "type_ids",
     "special_tokens_mask": "special_tokens_mask",
 }
-"""Columns that a tokenizer can make, and what the `tokenizers` library calls them."""
+"""Columns that a tokenizer can make, with their names in the `tokenizers` library."""
 ALWAYS = ("input_ids", "attention_mask", "token_type_ids")
-"""Those that inputs may name of any tokenizer."""
+"""Columns that inputs may name for any tokenizer."""
 MOST_LENGTH = 1 << 20
-"""Tokens of one text at most; tokenizers without a limit name a larger one."""
+"""Most tokens of one text; tokenizers without a limit report a larger one."""
 PADS = ("[PAD]", "<pad>", "<|pad|>")
 NAME = "tokenize"
 SETTINGS = ("json", "columns", "makes", "max_length", "padding", "side", "cut", "pad_id", "pad_type_id")
@@ -31,15 +31,16 @@ SETTINGS = ("json", "columns", "makes", "max_length", "padding", "side", "cut", 
 
 @final
 class Tokenize:
-    """A transform that makes token ids of a column of text, padded to the longest text of each batch.
+    """A transform that turns a column of text into token ids, padded to the longest text of each batch.
 
-    A model that is saved with it keeps the tokenizer as data, and loads without the code or files it came from.
+    A model that is saved with it keeps the tokenizer as data, and loads without the tokenizer's code or files.
 
     Args:
-        tokenizer: a fast tokenizer of transformers, one of the library tokenizers, or the path of a `tokenizer.json` or
-            of the folder that `save_pretrained` wrote it into. Nothing is downloaded.
-        columns: the column of text; two columns are taken as pairs.
-        max_length: tokens at most, special ones included; longer texts are cut. The tokenizer's own unless said.
+        tokenizer: a fast tokenizer of transformers, a tokenizer of the library `tokenizers`, or the path of a
+            `tokenizer.json` or of the folder into which `save_pretrained` wrote it. Nothing is downloaded.
+        columns: the column of text; two columns are encoded as pairs.
+        max_length: most tokens, special ones included; longer texts are truncated. By default the tokenizer's own
+        limit.
         padding: "longest" pads to the longest text of the batch, "max_length" always to `max_length`.
     """
 
@@ -60,11 +61,11 @@ class Tokenize:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Tokenize:
-        """One from the plain values that `settings` gave, which may come from a file that anybody wrote.
+        """A transform from the plain values of `settings`; the values may come from an untrusted file.
 
         Raises:
-            ConfigError: a value is missing, of another type or out of range.
-            ValueError: the tokenizer is none.
+            ConfigError: A value is missing, of another type or out of range.
+            ValueError: The tokenizer cannot be read.
         """
         made = cls.__new__(cls)
         made._take(settings)
@@ -80,7 +81,7 @@ class Tokenize:
                 f"transform.columns = {columns!r} is not possible; name one column of text, or a pair of two"
             )
         if not isinstance(makes, list) or not makes or any(name not in FIELDS for name in makes):
-            raise ConfigError(f"a tokenizer makes {makes!r} here; of {', '.join(FIELDS)} some are possible")
+            raise ConfigError(f"transform.tokenizer makes {makes!r}; use one or more of {', '.join(FIELDS)}")
         text("'{…}'")("transform.tokenizer", settings["json"])
         choice("longest", "max_length")("transform.padding", settings["padding"])
         optional(whole(1, MOST_LENGTH))("transform.max_length", settings["max_length"])
@@ -89,13 +90,13 @@ class Tokenize:
         optional(whole(0))("transform.tokenizer.pad_token_id", settings["pad_id"])
         whole(0)("transform.tokenizer.pad_token_type_id", settings["pad_type_id"])
         if settings["padding"] == "max_length" and settings["max_length"] is None:
-            raise ConfigError("transform.padding = 'max_length' needs a length; give max_length=128, say")
+            raise ConfigError("transform.padding = 'max_length' needs a length; give one, such as max_length=128")
         self._settings = {**settings, "columns": list(columns), "makes": list(dict.fromkeys(makes))}
         self._made: Any = None
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All there is to it, in plain values."""
+        """All settings, as plain values."""
         return dict(self._settings)
 
     @property
@@ -105,16 +106,16 @@ class Tokenize:
 
     @property
     def makes(self) -> tuple[str, ...]:
-        """The columns that stand for the text where inputs name that."""
+        """The columns that replace the text column where inputs name it."""
         return tuple(self._settings["makes"])
 
     def given(self, inputs: Sequence[str]) -> tuple[str, ...]:
-        """The network's inputs, where some may be named as the text that they are made of."""
+        """The network's inputs, with text columns replaced by the columns made from them."""
         found = [made for name in inputs for made in (self.makes if name in self.columns else (name,))]
         return tuple(dict.fromkeys(found))
 
     def reads(self, inputs: Sequence[str]) -> tuple[str, ...]:
-        """The columns of the data that these inputs are made of."""
+        """The columns of the data from which these inputs are made."""
         found = [
             read
             for name in self.given(inputs)
@@ -150,12 +151,12 @@ class Tokenize:
         return columns | made
 
     def _tokenizer(self) -> Any:
-        """The tokenizer itself, made once a process."""
+        """The tokenizer itself, built once for each process."""
         if self._made is None:
             made = _library().Tokenizer
             try:
                 self._made = made.from_str(self._settings["json"])
-            except Exception as error:  # the library raises nothing more special
+            except Exception as error:  # the library raises plain Exception
                 raise ValueError(f"the tokenizer cannot be read: {error}") from error
             self._made.no_padding()
             self._made.no_truncation()
@@ -175,13 +176,13 @@ class Tokenize:
 
 @final
 class Collate:
-    """A transform that hands a batch's rows to a collator, as a PyTorch DataLoader or a Trainer of transformers does.
+    """A transform that passes a batch's rows to a collator, as a PyTorch DataLoader or a Trainer of transformers does.
 
-    A data collator of transformers may be given to `fit` as it is.
+    A data collator of transformers may be passed to `fit` directly.
 
     Args:
-        collator: takes a list of rows, each a dict of columns, and gives a dict of tensors, one row for each.
-        columns: the columns that it is given; all unless said, save text where the collator is one of transformers.
+        collator: takes a list of rows, each a dict of columns, and returns a dict of tensors with one row for each.
+        columns: the columns passed to it; by default all, without text columns for a collator of transformers.
     """
 
     def __init__(
@@ -206,7 +207,7 @@ class Collate:
 
 
 def is_collator(given: object) -> bool:
-    """Whether this is a data collator of transformers, or one derived from it."""
+    """Whether an object is a data collator of transformers, or of a derived class."""
     return any(
         kind.__module__.startswith("transformers.data.data_collator") and kind.__name__.startswith("DataCollator")
         for kind in type(given).__mro__
@@ -214,7 +215,7 @@ def is_collator(given: object) -> bool:
 
 
 def transform_of(key: str, given: Mapping[str, Any]) -> Tokenize:
-    """A recipe's form of a transform: `{ name = "tokenize", tokenizer = "folder", columns = "text" }`."""
+    """A transform as a recipe describes it: `{ name = "tokenize", tokenizer = "folder", columns = "text" }`."""
     name, settings = named(key, given, '{ name = "tokenize", tokenizer = "folder", columns = "text" }')
     choice(NAME)(f"{key}.name", name)
     known_only(key, settings, ("tokenizer", "columns", "max_length", "padding"), name)
@@ -238,7 +239,7 @@ def _library() -> Any:
 
 
 def _described(tokenizer: Any) -> dict[str, Any]:
-    """A tokenizer of any kind in plain values."""
+    """A tokenizer of any kind, as plain values."""
     if isinstance(tokenizer, str | os.PathLike):
         return _of_files(os.fspath(tokenizer))
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -277,7 +278,7 @@ def _of_library(tokenizer: Any) -> dict[str, Any]:
 
 
 def _of_files(path: str) -> dict[str, Any]:
-    """What `save_pretrained` or `Tokenizer.save` wrote, read as data: no code that it may name is looked for."""
+    """Reads what `save_pretrained` or `Tokenizer.save` wrote, as data: code that the files name is not loaded."""
     folder = path if os.path.isdir(path) else os.path.dirname(path)
     file = os.path.join(path, "tokenizer.json") if os.path.isdir(path) else path
     try:
@@ -286,7 +287,7 @@ def _of_files(path: str) -> dict[str, Any]:
         found = _of_library(_library().Tokenizer.from_str(held))
     except ConfigError:
         raise
-    except Exception as error:  # of the file, or of the library, which raises nothing more special
+    except Exception as error:  # of the file, or of the library, which raises plain Exception
         raise ConfigError(
             f"transform.tokenizer = {path!r} cannot be read ({error}); name a tokenizer.json, or a folder that a fast "
             "tokenizer's save_pretrained wrote. Nothing is downloaded"
@@ -326,7 +327,7 @@ def _texts(name: str, columns: Mapping[str, Any]) -> list[str]:
 
 
 def _plain(values: Any) -> Any:
-    """A column's rows as a collator takes them: numbers and lists."""
+    """A column's rows in the form that collators take: numbers and lists."""
     if isinstance(values, torch.Tensor):
         return values.tolist()
     return [value.tolist() if hasattr(value, "tolist") else value for value in values]

@@ -1,4 +1,4 @@
-"""One replica on several workers: which holds what of it, and how they step together."""
+"""One replica on several workers: the share of each worker, and the steps that they take together."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ __all__ = [
 
 
 def between_processes(worker: int, attempt: int, size: int, host: str, *, wire: Any = None) -> Crew:
-    """The end of a worker's group in its own process: with the keys of the run's wire, or else by gloo at a host."""
+    """The end of a worker's group in its own process: with the keys of the run's wire, or through gloo at a host."""
     if wire is None:
         return Crew(worker % size, size, host)
-    from thinwire.placement.sealed import Sealed  # only here: simulations need no sockets
+    from thinwire.placement.sealed import Sealed  # imported here: simulations need no sockets
 
     return Crew(worker % size, size, carrier=Sealed(worker % size, size, wire, worker, attempt))
 
@@ -51,7 +51,7 @@ def part_of(
     examples: Sequence[Tensor],
     rows: int,
 ) -> GroupReplica:
-    """A member's part of a replica, for inputs such as these and so many rows of each member in a step."""
+    """A member's part of a replica, for inputs like the examples and `rows` rows of each member in a step."""
     if isinstance(placement, Pipeline):
         return StageReplica(model, spec, worker, placement=placement, crew=crew, examples=examples, rows=rows)
     assert isinstance(placement, Layered)

@@ -1,9 +1,9 @@
-"""Parameters that every member of a group has all of, and each owns a share of.
+"""Buckets of parameters of which every member has a full copy and owns a share.
 
-The owner of a share gets its gradient summed over the group, steps it, and speaks for it between replicas; before the
-next step the others get it from there. That moves what averaging gradients moves, while the optimizer's state and the
-joint model are held once in a group. Both ways go on while layers compute: gradients leave as soon as they are made,
-and a layer waits for its own parameters only.
+The owner of a share gets its gradient summed over the group, steps it, and exchanges it with other replicas. Before the
+next step the other members get the share from its owner. This moves as many bytes as averaging gradients, while the
+optimizer's state and the joint model exist only once in a group. Both transfers overlap with computation: gradients are
+sent as soon as they are ready, and a layer waits only for its own parameters.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from thinwire.placement.moves import added
 from thinwire.placement.portions import Portion
 
 BUCKET = 1 << 20
-"""Elements after which another bucket is begun."""
+"""Elements after which a new bucket begins."""
 
 
 class Bucket:
-    """Some parameters, side by side."""
+    """Some parameters, stored contiguously."""
 
     def __init__(self, crew: Crew, named: Sequence[tuple[str, nn.Parameter]]) -> None:
         self._crew, self.names = crew, [name for name, _ in named]
@@ -38,20 +38,20 @@ class Bucket:
             parameter.data = self._full[offset : offset + parameter.numel()].view(parameter.shape)
             parameter.register_post_accumulate_grad_hook(self._made)  # type: ignore[no-untyped-call]
         self._had = [True] * len(self.parameters)
-        """Which of the parameters have a gradient; the same on all members, who go through the same network."""
+        """Which parameters have a gradient; the same on all members, which run the same network."""
         self._pieces = self._owned()
         self.own = [nn.Parameter(self._lies()[a:b].clone()) for _, a, b in self._pieces]
-        """The own share, parameter by parameter: an optimizer may treat each in a way of its own."""
+        """The member's own share, split by parameter: an optimizer may treat each parameter differently."""
         self._coming: Pending | None = None
         self._leaving: Pending | None = None
         self._missing = len(self.parameters)
 
     def _lies(self) -> Tensor:
-        """Where the own share lies among the others."""
+        """The view of the own share in the full vector."""
         return self._full[self._borders[self._crew.part] : self._borders[self._crew.part + 1]]
 
     def _owned(self) -> list[tuple[int, int, int]]:
-        """The pieces of the own share: of which parameter each is, and from where to where in the share."""
+        """The pieces of the own share: for each, the parameter's index, and its start and end in the share."""
         start, stop = self._borders[self._crew.part], self._borders[self._crew.part + 1]
         found = []
         for index, (parameter, offset) in enumerate(zip(self.parameters, self._offsets, strict=True)):
@@ -61,7 +61,7 @@ class Bucket:
         return found
 
     def portions(self) -> list[tuple[Portion, nn.Parameter]]:
-        """What of the whole network the own share is, piece by piece of it."""
+        """The pieces of the own share, as portions of the whole network."""
         start, found = self._borders[self._crew.part], []
         for (index, a, b), own in zip(self._pieces, self.own, strict=True):
             offset, shape = start - self._offsets[index], tuple(self.parameters[index].shape)
@@ -71,7 +71,7 @@ class Bucket:
     # -- parameters -------------------------------------------------------------------------------------------------
 
     def spread(self) -> None:
-        """Sends the own share to the others, and begins to receive theirs."""
+        """Sends the own share to the other members, and begins to receive theirs."""
         self._missing, lies = len(self.parameters), self._lies()
         for (_, a, b), own in zip(self._pieces, self.own, strict=True):
             lies[a:b].copy_(own.data)
@@ -80,7 +80,7 @@ class Bucket:
             self._coming = self._crew.start([lies] * self._crew.size, shapes, into)
 
     def ready(self) -> None:
-        """Waits for the others' shares."""
+        """Waits for the other members' shares."""
         if self._coming is not None:
             pending, self._coming = self._coming, None
             pending.wait()
@@ -102,7 +102,7 @@ class Bucket:
         self._leaving = self._crew.start(list(torch.split(flat, self._widths)), [[width]] * self._crew.size)
 
     def settle(self) -> None:
-        """Waits for the own share's gradient; parameters that had no part in the loss have none."""
+        """Waits for the own share's gradient; parameters that do not contribute to the loss get none."""
         if self._leaving is None:
             self._leave()
         assert self._leaving is not None
@@ -113,7 +113,7 @@ class Bucket:
 
 
 def buckets(crew: Crew, named: Sequence[tuple[str, nn.Parameter]], size: int = BUCKET) -> list[Bucket]:
-    """Parameters in buckets, the last ones first: their gradients are made first."""
+    """Parameters in buckets, the last parameters first: their gradients are ready first."""
     found: list[Bucket] = []
     group: list[tuple[str, nn.Parameter]] = []
     for name, parameter in reversed(named):

@@ -1,4 +1,4 @@
-"""One member's network, from a traced one and a placement for each of its layers."""
+"""Builds one member's network from a traced network and a placement for each layer."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _Sort = tuple[tuple[int, ...], torch.dtype]
 
 @dataclass
 class Parts:
-    """A member's network, and which of its tensors are what of the whole one."""
+    """A member's network, with the portion of the whole network that each tensor is."""
 
     module: fx.GraphModule
     shares: list[tuple[Portion, Tensor]] = field(default_factory=list)
-    """Parameters and buffers of which this member has a share of its own."""
+    """Parameters and buffers of which this member has a share."""
     copies: list[tuple[Portion, Tensor]] = field(default_factory=list)
-    """Those of which every member has all, as far as the network's state dict has them."""
+    """Parameters and buffers of which every member has a full copy, if the network's state dict has them."""
 
 
 class _Builder:
@@ -66,18 +66,18 @@ class _Builder:
             moved = dict(env)
             if place is not None and self._graph.layers[place].node == node.name:
                 for before in node.all_input_nodes:
-                    moved[before] = self._brought(found, env[before], before, place)
+                    moved[before] = self._redistributed(found, env[before], before, place)
                 if node.op == "call_module":
-                    self._put(str(node.target), place)
+                    self._add_layer(str(node.target), place)
             elif node.op == "call_module":
                 self._root.setdefault(str(node.target), self._copied(self._modules[node.target], str(node.target)))
             if node.op == "get_attr":
                 self._root.setdefault(str(node.target), self._attribute(str(node.target)))
-            env[node] = self._set_down(found, node, moved)
+            env[node] = self._copy_node(found, node, moved)
         return Parts(fx.GraphModule(self._root, found), self._shares, self._copies)
 
-    def _set_down(self, found: fx.Graph, node: fx.Node, values: dict[fx.Node, fx.Node]) -> fx.Node:
-        """A node of the new graph; dropout of which tracing has made a constant is on in training only."""
+    def _copy_node(self, found: fx.Graph, node: fx.Node, values: dict[fx.Node, fx.Node]) -> fx.Node:
+        """Copies a node to the new graph. Functional dropout becomes a module, because tracing fixed its mode."""
         if node.name not in self._off:
             return found.node_copy(node, lambda n: values[n])
         share: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
@@ -86,8 +86,8 @@ class _Builder:
 
     # -- borders ----------------------------------------------------------------------------------------------------
 
-    def _brought(self, found: fx.Graph, value: fx.Node, before: fx.Node, place: int) -> fx.Node:
-        """A node's value as the layer at a place needs it."""
+    def _redistributed(self, found: fx.Graph, value: fx.Node, before: fx.Node, place: int) -> fx.Node:
+        """A node's value, redistributed as the layer at a place needs it."""
         source = self._graph.places.get(before.name)
         if source is None or source == place:
             return value
@@ -110,7 +110,7 @@ class _Builder:
         return tuple(bounds(layer.width // layer.grain, self._crew.size, layer.grain))
 
     def _entering(self, first: Layer, second: Layer) -> tuple[int, ...]:
-        """Where the members' shares of a layer's input begin and end."""
+        """Borders of the members' shares of a layer's input."""
         alike = second.kind == "channels" or second.units_in * first.grain == first.width
         if alike and first.feature_dim == second.wanted_dim:
             return self._borders(first)
@@ -118,7 +118,7 @@ class _Builder:
 
     # -- layers -----------------------------------------------------------------------------------------------------
 
-    def _put(self, target: str, place: int) -> None:
+    def _add_layer(self, target: str, place: int) -> None:
         if target in self._root:
             return
         layer, way = self._graph.layers[place], self._ways[place]
@@ -128,7 +128,7 @@ class _Builder:
             return
         out = self._borders(layer)
         if is_partitionable(module):
-            self._root[target] = self._by_itself(module, target, Shape(layer.batch_dim, layer.feature_dim or 0, out))
+            self._root[target] = self._custom(module, target, Shape(layer.batch_dim, layer.feature_dim or 0, out))
             return
         if way == "row":
             borders = self._entering(self._graph.layers[self._sources[place][0]], layer)
@@ -144,15 +144,15 @@ class _Builder:
         else:
             self._root[target] = made
 
-    def _by_itself(self, module: nn.Module, path: str, shape: Shape) -> nn.Module:
-        """A layer of someone's own, with the share of its tensors that it asks for."""
+    def _custom(self, module: nn.Module, path: str, shape: Shape) -> nn.Module:
+        """A custom layer, with the share of its tensors that it asks for."""
         assert isinstance(module, Partitionable)
         start, stop = shape.borders[self._crew.part : self._crew.part + 2]
         found = self._shared(module, path, partition_of(module, start, stop))
         return Partitioned(found, self._crew, shape)
 
     def _shared(self, module: nn.Module, path: str, own: dict[str, Share], within: str = "") -> nn.Module:
-        """A layer with this member's share of its tensors, and those of the layers in it."""
+        """A layer and its sublayers, with this member's share of their tensors."""
         found = _loosened(module)
         for name, tensor in _tensors(module):
             full = f"{path}.{name}"
@@ -169,14 +169,14 @@ class _Builder:
         return found
 
     def _cut(self, tensor: Tensor, portion: Portion) -> Tensor:
-        if id(tensor) not in self._made:  # else it has two names in one layer
+        if id(tensor) not in self._made:  # a tensor may have two names in one layer
             made = self._made[id(tensor)] = _like(tensor, portion.take(self._value(tensor)))
             self._shares.append((portion, made))
         known: Tensor = self._made[id(tensor)]
         return known
 
     def _copied(self, module: nn.Module, path: str) -> nn.Module:
-        """A layer with all of its tensors, and those of the layers in it."""
+        """A layer and its sublayers, with full copies of their tensors."""
         if id(module) in self._made:
             known: nn.Module = self._made[id(module)]
             return known
@@ -203,7 +203,7 @@ class _Builder:
         return self._copy(value, path) if isinstance(value, Tensor) else value
 
     def stage(self, first: int, last: int) -> tuple[Parts, list[_Sort], list[_Sort]]:
-        """The nodes from one number to another as a network of their own, and what enters and leaves it."""
+        """The nodes from `first` to `last` as a network, with the shapes and types of its inputs and outputs."""
         nodes = [node for node in self._traced.graph.nodes if node.op != "output"]
         final = next(node for node in self._traced.graph.nodes if node.op == "output")
         inside = nodes[first:last]
@@ -215,14 +215,14 @@ class _Builder:
             env[node] = found.placeholder(node.name)
         for node in inside:
             for value in node.all_input_nodes:
-                if value not in env:  # an attribute that was fetched before
+                if value not in env:  # an attribute that an earlier stage has fetched
                     self._root.setdefault(str(value.target), self._attribute(str(value.target)))
                     env[value] = found.node_copy(value)
             if node.op == "call_module":
                 self._root.setdefault(str(node.target), self._copied(self._modules[str(node.target)], str(node.target)))
             elif node.op == "get_attr":
                 self._root.setdefault(str(node.target), self._attribute(str(node.target)))
-            env[node] = self._set_down(found, node, env)
+            env[node] = self._copy_node(found, node, env)
         if last == len(nodes):
             leaving = list(final.all_input_nodes)
             found.node_copy(final, lambda n: env[n])
@@ -236,14 +236,14 @@ class _Builder:
 
 
 def build(graph: Graph, ways: Sequence[str], crew: Crew, value: Value, off: frozenset[str] = frozenset()) -> Parts:
-    """This member's part of a network; `value` gives a tensor's numbers, one at a time, `off` is from `switched`."""
+    """This member's part of a network. `value` returns the values of one tensor; `off` is the result of `switched`."""
     return _Builder(graph, ways, crew, value, off).build()
 
 
 def switched(module: nn.Module, inputs: int | None = None) -> frozenset[str]:
-    """The nodes of functional dropout that evaluation turns off; refuses what else evaluation does differently.
+    """The nodes of functional dropout that evaluation turns off; refuses networks that differ otherwise in evaluation.
 
-    Tracing follows one mode only; layers such as nn.Dropout know theirs when they run.
+    Tracing records one mode only. Layers such as nn.Dropout check their mode when they run.
     """
     modes, read = {m: m.training for m in module.modules()}, []
     try:
@@ -257,7 +257,7 @@ def switched(module: nn.Module, inputs: int | None = None) -> frozenset[str]:
     for one, other in itertools.zip_longest(*(each.graph.nodes for each in read)):
         if one is None or other is None or str((one.op, one.target)) != str((other.op, other.target)):
             raise ConfigError(
-                f"{type(module).__name__} does something else in evaluation than in training, at "
+                f"{type(module).__name__} behaves differently in evaluation than in training, at "
                 f"{one or other}; {REMEDY}"
             )
         if one.op == "get_attr" and not _same(*(operator.attrgetter(str(one.target))(each) for each in read)):
@@ -274,31 +274,27 @@ def switched(module: nn.Module, inputs: int | None = None) -> frozenset[str]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two readings of a network have the same tensor in a place."""
+    """Whether two traces of a network have the same tensor at a place."""
     if one is other or not isinstance(one, Tensor):
         return True
     return one.device.type == "meta" or torch.equal(one, other)
 
 
 def refuse_unreadable(placement: Placement, model: nn.Module | Callable[[], nn.Module], seed: int, inputs: int) -> None:
-    """Refuses a network that this placement could not carry out, before a worker starts.
+    """Refuses a network that this placement cannot run, before a worker starts.
 
     Args:
-        placement: how it is to be placed.
-        model: the network, or what makes it.
-        seed: under which it is made.
-        inputs: with how many inputs it is called.
+        placement: the placement.
+        model: the network, or its factory.
+        seed: the seed of the factory.
+        inputs: number of inputs with which the network is called.
     """
     if not placement.shares:
         return
     with kept_generators():
         network, _ = network_of(model, seed)
         for each in network.modules():
-            if (
-                reason := "it is called by the names of columns"
-                if takes_names(each)
-                else getattr(each, "only_whole", "")
-            ):
+            if reason := "its inputs are passed by name" if takes_names(each) else getattr(each, "only_whole", ""):
                 raise ConfigError(f"{type(each).__name__} cannot be placed: {reason}; use placement=tw.Whole()")
         switched(network, inputs)
         (end,) = [node for node in traced_of(network, inputs).graph.nodes if node.op == "output"]
@@ -312,7 +308,7 @@ def refuse_unreadable(placement: Placement, model: nn.Module | Callable[[], nn.M
 def stage_of(
     graph: Graph, first: int, last: int, crew: Crew, value: Value, off: frozenset[str] = frozenset()
 ) -> tuple[Parts, list[_Sort], list[_Sort]]:
-    """A stretch of a network's nodes, and the shapes and types of what enters and leaves it."""
+    """A range of a network's nodes, with the shapes and types of its inputs and outputs."""
     return _Builder(graph, ["rows"] * len(graph.layers), crew, value, off).stage(first, last)
 
 

@@ -1,9 +1,9 @@
-"""The workers of one group: they move tensors together, or not at all.
+"""The workers of one group, which transfer tensors collectively: all of them, or none.
 
-One primitive carries everything: each member hands a piece to each other, and gets one from each. A gather hands the
-same piece to all, a sum adds up what came. All links are busy in both directions at once, and pieces come where they
-are to lie; gloo's own gather and reduce take several times as long (decision 0011). The bytes move through a `Carrier`:
-gloo between processes, memory in virtual time.
+A single primitive carries all transfers: each member gives one piece to every other member, and gets one from each (an
+all-to-all). A gather gives the same piece to all; a reduction adds the received pieces. All links are busy in both
+directions at once, and pieces are received in place. gloo's own gather and reduce take several times as long (decision
+0011). A `Carrier` moves the bytes: gloo between processes, memory in virtual time.
 """
 
 from __future__ import annotations
@@ -20,56 +20,56 @@ from thinwire.exchange.signals import GroupBrokenError
 from thinwire.placement.gloo import Gloo
 
 SIGNS = ("gloo", "onnection", "imed out", "peer")
-"""What messages of a broken transport say."""
+"""Parts of the error messages of a broken transport."""
 
 
 class Work(Protocol):
-    """One transfer under way, as torch.distributed has it."""
+    """One transfer under way, with the methods of torch.distributed's Work."""
 
     def is_completed(self) -> bool:
-        """Whether it has ended, or failed."""
+        """Whether the transfer has ended or failed."""
 
     def wait(self) -> Any:
-        """Returns when it has ended; raises RuntimeError when it failed."""
+        """Waits for the end of the transfer; raises RuntimeError if it failed."""
 
 
 class Carrier(Protocol):
-    """How one member's tensors reach the others. Every method raises RuntimeError where another member is gone."""
+    """Moves one member's tensors to the other members. Every method raises RuntimeError if another member is gone."""
 
     @property
     def address(self) -> str:
-        """Where members meet, if this member's is the place: that of part 0 is."""
+        """The address where members meet, which is that of part 0."""
 
     def meet(self, address: str, name: str, timeout_s: float) -> None:
-        """Meets the other members at an address, under a name that no other meeting has."""
+        """Meets the other members at an address, under a name that is unique to this meeting."""
 
     def leave(self) -> None:
-        """Lets go of the other members; their transfers with this one fail."""
+        """Leaves the group; the transfers of other members with this one fail."""
 
     def send(self, piece: Tensor, to: int, tag: int) -> Work: ...
 
     def receive(self, into: Tensor, of: int, tag: int) -> Work: ...
 
     def swap(self, came: Tensor, given: Tensor) -> Work:
-        """Sends the i-th of equal pieces to member i, and gets one piece from each."""
+        """Sends the i-th of equal pieces to member i, and receives one piece from each."""
 
     def enter_world(self) -> None:
-        """Makes the members torch.distributed's own world, for code that knows no other."""
+        """Makes the members torch.distributed's default process group, for code that requires one."""
 
 
 class Pending:
-    """Pieces on their way."""
+    """Pieces that are being transferred."""
 
     def __init__(self, crew: Crew, works: Sequence[Work], held: Any, came: list[Tensor]) -> None:
         self._crew, self._works, self._held, self._came = crew, works, held, came
 
     @property
     def done(self) -> bool:
-        """Whether they have come, or never will; of numbers that are told only."""
+        """Whether the transfer has ended or failed; only for transfers of `telling`."""
         return all(work.is_completed() for work in self._works)
 
     def wait(self) -> list[Tensor]:
-        """One piece from each member, this one's own among them."""
+        """One piece from each member, including this one's own."""
         works, self._works = self._works, ()
         with self._crew.together():
             for work in works:
@@ -79,7 +79,7 @@ class Pending:
 
 
 class Crew:
-    """One member's end. Before `form` it is alone: a group of one needs nobody."""
+    """One member's end of its group. A group of one needs no transfers; larger groups need `form` first."""
 
     def __init__(
         self, part: int, size: int, host: str = "127.0.0.1", port: int = 0, *, carrier: Carrier | None = None
@@ -87,19 +87,19 @@ class Crew:
         self.part, self.size = part, size
         self._carrier: Carrier = Gloo(part, size, host, port) if carrier is None else carrier
         self.rows: list[int] = [1] * size
-        """Of every member, in the pass that is under way."""
+        """Rows of every member in the present pass."""
         self.sent_bytes = self.sent_messages = 0
         self.formed: str | None = None
-        """The name under which the members last met."""
+        """The name of the last meeting, while the members are connected."""
         self._tag = 0
 
     @property
     def address(self) -> str:
-        """Where members meet, if this one's is the place: that of part 0 is."""
+        """The address where members meet, which is that of part 0."""
         return self._carrier.address
 
     def form(self, address: str, name: str, timeout_s: float) -> None:
-        """Meets the other members at an address, under a name that no other meeting has."""
+        """Meets the other members at an address, under a name that is unique to this meeting."""
         self.disband()
         self._tag = 0
         if self.size > 1:
@@ -108,17 +108,17 @@ class Crew:
         self.formed = name
 
     def enter_world(self) -> None:
-        """Makes the members torch.distributed's own world, for what knows no other."""
+        """Makes the members torch.distributed's default process group, for code that requires one."""
         with self.together():
             self._carrier.enter_world()
 
     def disband(self) -> None:
-        """Lets go of the other members."""
+        """Disconnects from the other members."""
         self.formed = None
         self._carrier.leave()
 
     def close(self) -> None:
-        """Lets go of the other members for good."""
+        """Disconnects from the other members for good."""
         self.disband()
         close = getattr(self._carrier, "close", None)
         if close is not None:
@@ -126,7 +126,7 @@ class Crew:
 
     @contextlib.contextmanager
     def together(self, *, among_others: bool = False) -> Iterator[None]:
-        """What the others' absence raises becomes an error of its own; among others, if it can be told from them."""
+        """Raises GroupBrokenError for errors of the transport. `among_others`: other errors of the block pass."""
         try:
             yield
         except (RuntimeError, dist.DistError) as error:
@@ -140,13 +140,13 @@ class Crew:
     def hand(
         self, pieces: Sequence[Tensor], shapes: Sequence[Sequence[int]], into: Sequence[Tensor] | None = None
     ) -> list[Tensor]:
-        """Gives piece i to member i, and gets one of shape i from it, in the memory that is given for it."""
+        """Gives piece i to member i, and gets a piece of shape i from it, stored in `into` if given."""
         return self.start(pieces, shapes, into).wait()
 
     def start(
         self, pieces: Sequence[Tensor], shapes: Sequence[Sequence[int]], into: Sequence[Tensor] | None = None
     ) -> Pending:
-        """`hand`, under way."""
+        """Begins `hand` and returns the pending pieces."""
         device, dtype = pieces[0].device, pieces[0].dtype
         given = [piece.detach().cpu().contiguous() for piece in pieces]
         direct = into is not None and device.type == "cpu"
@@ -175,7 +175,7 @@ class Crew:
         return Pending(self, [], None, found)
 
     def telling(self, values: Sequence[float]) -> Pending:
-        """`tell`, under way."""
+        """Begins `tell` and returns the pending pieces."""
         mine = torch.tensor(values, dtype=torch.float64)
         if self.size == 1:
             return Pending(self, [], None, [mine])
@@ -187,12 +187,12 @@ class Crew:
         return Pending(self, [work], sent, list(came.view(self.size, -1)))
 
     def tell(self, values: Sequence[float]) -> list[list[float]]:
-        """What every member says, numbers for numbers."""
+        """The numbers that every member gives, by member."""
         return [piece.tolist() for piece in self.telling(values).wait()]
 
 
 def bounds(units: int, size: int, grain: int = 1) -> list[int]:
-    """Where the shares of `size` members begin and end among so many units of `grain` numbers each.
+    """Borders of the shares of `size` members in `units` units of `grain` numbers each.
 
     >>> bounds(10, 4), bounds(3, 2, grain=5)
     ([0, 2, 5, 7, 10], [0, 5, 15])

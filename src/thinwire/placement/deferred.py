@@ -1,8 +1,8 @@
-"""Making a network without ever holding all of it: large tensors are written down, and made one by one when asked for.
+"""Builds a network without holding all of it in memory: large tensors are recorded, and computed one by one on request.
 
-A factory runs as it is, under its seed. What would be large becomes a tensor without memory, and what is done to it is
-noted. A random operation is still carried out once, on memory that is let go at once, so that the generator comes to
-where it would be; its state from before is kept, and the value asked for later is the same to the last bit.
+A factory runs unchanged, under its seed. A large tensor becomes a tensor without memory, and the operations on it are
+recorded. A random operation also runs once on temporary memory, to advance the generator; the generator's state before
+it is kept, so that the value computed later is the same to the last bit.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from torch.utils._pytree import tree_flatten, tree_map
 from thinwire.replicas.torch import build_module
 
 M_MMAP_THRESHOLD, FRUGAL, USUAL = -3, 1 << 18, 32 << 20
-"""Bytes from which on memory is the system's own, while a network is made and otherwise."""
+"""Size in bytes from which allocations return to the system when freed: while a network is built, and otherwise."""
 LARGE = 1 << 16
-"""Elements from which on a tensor is not held."""
+"""Elements from which a tensor is not held in memory."""
 
 
 class _Done(NamedTuple):
@@ -40,14 +40,14 @@ def _storage(tensor: Tensor) -> int:
 
 
 class Deferred(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes what is done to large tensors while it is entered."""
+    """Records the operations on large tensors while the mode is active."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._done: list[_Done] = []
         self._scratch = torch.empty(0)
-        self._with: dict[int, int] = {}
-        """By storage, another that it was made with, as in a forest of sets."""
+        self._parents: dict[int, int] = {}
+        """Parents of a union-find structure of storages that were computed together."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -58,7 +58,7 @@ class Deferred(TorchDispatchMode):  # type: ignore[no-untyped-call]
             unheld = True
         if not unheld:
             return func(*args, **kwargs)
-        if func is torch.ops.aten._local_scalar_dense.default:  # it wants to know
+        if func is torch.ops.aten._local_scalar_dense.default:  # the program needs the value
             return func(self.value(args[0]))
         random = None
         if torch.Tag.nondeterministic_seeded in func.tags:
@@ -70,11 +70,11 @@ class Deferred(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._done.append(_Done(func, (args, kwargs), outputs, random))
             touched = [_storage(t) for t in (*given, *outputs) if t.device.type == "meta"]
             for other in touched[1:]:
-                self._with[self._root(other)] = self._root(touched[0])
+                self._parents[self._root(other)] = self._root(touched[0])
         return found
 
     def _held(self, x: Any) -> Any:
-        """A tensor with memory, always the same: other memory that is asked for in between would keep it in pieces."""
+        """A tensor in reused memory: new allocations in between would fragment the heap."""
         if not isinstance(x, Tensor) or x.device.type != "meta":
             return x
         if x.dtype != torch.float32:
@@ -84,12 +84,12 @@ class Deferred(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._scratch[: x.numel()].view(x.shape)
 
     def _root(self, storage: int) -> int:
-        while self._with.get(storage, storage) != storage:
-            storage = self._with[storage]
+        while self._parents.get(storage, storage) != storage:
+            storage = self._parents[storage]
         return storage
 
     def value(self, tensor: Tensor) -> Tensor:
-        """A tensor as it would have been; what it takes is let go of again, save this."""
+        """The value of a tensor; intermediate results are freed."""
         if tensor.device.type != "meta":
             return tensor.detach()
         mine, made = self._root(_storage(tensor)), dict[int, Any]()
@@ -120,14 +120,14 @@ class Deferred(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return asked
 
 
-# torch wraps the method so that its compiler lets it be, and loads all of that for it: a second, and 75 MB
+# torch wraps the method to keep its compiler out, which loads the compiler: a second and 75 MB.
 Deferred.__torch_dispatch__ = getattr(  # type: ignore[method-assign]
     Deferred.__torch_dispatch__, "__wrapped__", Deferred.__torch_dispatch__
 )
 
 
-class _Pretending(TorchFunctionMode):
-    """Tells whoever asks that a tensor has memory: torch's own initialisers do nothing to one without."""
+class _HidesMeta(TorchFunctionMode):
+    """Hides that a tensor has no memory: torch's initialisers skip such tensors."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func == torch.Tensor.is_meta.__get__:  # type: ignore[attr-defined]
@@ -136,8 +136,8 @@ class _Pretending(TorchFunctionMode):
 
 
 def deferred(factory: Callable[[], nn.Module], seed: int) -> tuple[nn.Module, Deferred]:
-    """What a factory makes, and where the values of its large tensors can be had."""
-    with Deferred() as notes, _Pretending():
+    """The module that a factory builds, and the record from which the values of its large tensors are computed."""
+    with Deferred() as notes, _HidesMeta():
         module = build_module(factory, seed)
     notes._scratch = torch.empty(0)
     return module, notes
@@ -145,7 +145,7 @@ def deferred(factory: Callable[[], nn.Module], seed: int) -> tuple[nn.Module, De
 
 @contextlib.contextmanager
 def kept_generators() -> Iterator[None]:
-    """Leaves the generators of random numbers as they are, whatever is made inside."""
+    """Restores the generators of random numbers at the end of the block."""
     drawn, plain = np.random.get_state(), random.getstate()
     try:
         with torch.random.fork_rng(devices=()):
@@ -156,7 +156,7 @@ def kept_generators() -> Iterator[None]:
 
 
 def network_of(model: nn.Module | Callable[[], nn.Module], seed: int) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
-    """A network, and what gives the numbers of its tensors: those that a factory makes have no memory until then."""
+    """A network, and the function that returns the values of its tensors. A factory's large tensors have no memory."""
     if isinstance(model, nn.Module):
         return model, torch.Tensor.detach
     module, notes = deferred(model, seed)
@@ -175,7 +175,7 @@ def _is_large(func: Any, args: Any) -> bool:
 
 
 def _as(value: Tensor, unheld: Tensor) -> Tensor:
-    """A value laid out in memory as was thought without it."""
+    """A value with the memory layout of its recorded tensor."""
     if value.stride() == unheld.stride() and value.storage_offset() == unheld.storage_offset():
         return value
     size = unheld.storage_offset() + 1 + sum((n - 1) * s for n, s in zip(unheld.shape, unheld.stride(), strict=True))
@@ -194,11 +194,11 @@ def _here(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def frugal() -> Iterator[None]:
-    """Has large memory given back to the system as soon as it is let go.
+    """Returns large memory to the system as soon as it is freed.
 
-    In between it would stay with the process, in pieces between what is kept and too small for what is asked for next.
+    Otherwise free memory would stay with the process, in pieces between live tensors and too small for new ones.
     """
-    with contextlib.suppress(OSError, AttributeError):  # another libc: it has its own way
+    with contextlib.suppress(OSError, AttributeError):  # another libc, which lacks mallopt
         ctypes.CDLL("libc.so.6").mallopt(M_MMAP_THRESHOLD, FRUGAL)
     try:
         yield

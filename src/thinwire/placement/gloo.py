@@ -1,4 +1,4 @@
-"""The carrier of a group's tensors between processes: torch.distributed's gloo, and a TCP store where members meet."""
+"""Moves a group's tensors between processes through torch.distributed's gloo; members meet at a TCP store."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Gloo:
         self._group = ProcessGroupGloo(own, self._part, self._size, self._patience)
 
     def leave(self) -> None:
-        """Transfers still under way may delay the release of the group, so a thread of its own releases it."""
+        """Releases the group on a thread of its own, because transfers under way may delay the release."""
         left, self._group = [self._group], None
         leaving = threading.Thread(target=left.clear, name="disband", daemon=True)
         leaving.start()
@@ -94,7 +94,7 @@ class Gloo:
 
 
 def interface_of(host: str) -> str | None:
-    """The network interface that has an address."""
+    """The name of the network interface with this address."""
     try:
         address = socket.gethostbyname(host)
     except OSError:

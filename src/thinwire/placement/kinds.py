@@ -1,4 +1,4 @@
-"""How one replica spans several workers: the placements that users name."""
+"""The placements that users name: ways in which one replica spans several workers."""
 
 from __future__ import annotations
 
@@ -23,44 +23,44 @@ class Placement:
     group_size: int | str = 1
     name: ClassVar[str]
     chooses: ClassVar[bool] = False
-    """Whether `group_size` may be "auto": it can tell what a step takes in groups of each size."""
+    """Whether `group_size` may be "auto": the placement can estimate the time of a step for each size."""
 
     def __post_init__(self) -> None:
         check_fields(self, "placement", group_size=count_or_auto if self.chooses else whole(1))
 
     @property
     def shares(self) -> bool:
-        """Whether one replica spans several workers, or may come to."""
+        """Whether one replica spans several workers, or may do so with "auto"."""
         return self.group_size != 1
 
     @property
     def size(self) -> int:
-        """Workers that one replica spans, once that is known."""
-        assert isinstance(self.group_size, int), "it is chosen before a worker starts"
+        """Workers that one replica spans, once the number is known."""
+        assert isinstance(self.group_size, int), "group_size is chosen before a worker starts"
         return self.group_size
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layered(Placement, ABC):
-    """Base of those that place each layer by rows or by features."""
+    """Base of placements that place each layer by rows or by features."""
 
     chooses = True
 
     @abstractmethod
     def ways(self, graph: Graph, rows: int) -> list[str]:
-        """How each layer is placed, for so many rows of the whole group in a step."""
+        """The placement of each layer, for a step with this number of rows in the whole group."""
 
     def machine(self, wire: Wire | None = None, flops_per_s: float | None = None) -> Machine:
-        """What a plan for it counts with, as far as its own settings say; the rest is what was measured, or usual."""
+        """The machine that a plan assumes: the placement's own settings, else measurements, else defaults."""
         usual = Machine()
         return Machine(flops_per_s or usual.flops_per_s, None, wire or usual.wire)
 
     def settled(self, size: int, wire: Wire) -> Layered:
-        """The same with all that it leaves open told: it places alike wherever it is asked."""
+        """This placement with all open settings fixed, so that it places layers the same way everywhere."""
         return replace(self, group_size=size)
 
     def planned(self, graph: Graph, size: int, rows: int, machine: Machine) -> Plan:
-        """What a step takes in groups of a size."""
+        """The plan of a step in groups of a size."""
         ways = replace(self, group_size=size).ways(graph, rows)
         return as_placed(graph, ways, size, rows, machine)
 
@@ -78,10 +78,10 @@ class Whole(Placement):
 
 @dataclass(frozen=True, kw_only=True)
 class TensorParallel(Layered):
-    """Every layer's outputs are shared out among the workers of a group, as far as they can be.
+    """Splits every layer's outputs among the workers of a group, where possible.
 
     Args:
-        group_size: workers that one replica spans; "auto" takes the size in which a step takes least time.
+        group_size: workers that one replica spans; "auto" takes the size with the shortest step.
     """
 
     name = "tensor_parallel"
@@ -93,13 +93,13 @@ class TensorParallel(Layered):
 
 @dataclass(frozen=True, kw_only=True)
 class Planned(Layered):
-    """Layers are placed so that a step takes least time, as SINGA's Algorithm 2 has it.
+    """Places layers so that a step takes the least time, by SINGA's Algorithm 2.
 
     Args:
-        group_size: workers that one replica spans; "auto" takes the size in which a step takes least time.
-        memory_gb: of each worker, for parameters, gradients, optimizer and activations; None for no limit.
-        link_gbit: rate of the link between workers; a gigabit unless said, and with "auto" what the cluster measures.
-        latency_ms: of a message between workers; 0.1 unless said, and with "auto" what the cluster measures.
+        group_size: workers that one replica spans; "auto" takes the size with the shortest step.
+        memory_gb: memory of each worker for parameters, gradients, optimizer and activations; None for no limit.
+        link_gbit: rate of the link between workers; by default a gigabit, and with "auto" what the cluster measures.
+        latency_ms: latency of a message between workers; by default 0.1, and with "auto" what the cluster measures.
     """
 
     name = "planned"
@@ -134,11 +134,11 @@ class Planned(Layered):
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline(Placement):
-    """Layers are shared out one after the other: each worker of a group has a stage, and rows pass through all.
+    """Splits the network into consecutive stages, one for each worker of a group, through which the rows pass.
 
     Args:
         group_size: workers that one replica spans.
-        microbatches: pieces into which each worker's rows are cut, so that stages work at the same time.
+        microbatches: pieces into which each worker's rows are split, so that stages work at the same time.
     """
 
     name = "pipeline"

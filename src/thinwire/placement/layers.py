@@ -1,4 +1,4 @@
-"""Layers of which a member holds a share: clones of torch's own with shorter parameters, and what needs more."""
+"""Layers of which a member holds a share: clones of torch's with shorter parameters, and layers that communicate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Share = tuple[int, tuple[tuple[int, int], ...]]
 
 
 def shares(module: nn.Module, placement: str, own: tuple[int, int]) -> dict[str, Share]:
-    """By name, the share of a layer's tensors that belongs to outputs (of a "row" layer: inputs) in a range."""
+    """By name, the share of a layer's tensors for a range of its outputs (of its inputs for a "row" layer)."""
     start, stop = own
     if placement == "row":
         return {"weight": (1, (own,))}
@@ -36,15 +36,15 @@ def shares(module: nn.Module, placement: str, own: tuple[int, int]) -> dict[str,
 
 
 def clone(module: nn.Module) -> nn.Module:
-    """The same layer with tables of its own, so that other tensors can be put in."""
-    found = module.__new__(type(module))  # copy.copy would pickle it, which parametrized layers refuse
+    """A shallow copy of a layer, whose parameters and buffers can be replaced."""
+    found = module.__new__(type(module))  # copy.copy would pickle the layer, which parametrized layers refuse
     vars(found).update(vars(module))
     found._parameters, found._buffers = dict(module._parameters), dict(module._buffers)
     return found
 
 
 class Rowwise(nn.Module):
-    """A layer of which each member has a share of the inputs: outputs are sums over the group."""
+    """A layer of which each member has a share of the inputs: the outputs are summed over the group."""
 
     def __init__(self, inner: nn.Module, crew: Crew, shape: Shape) -> None:
         super().__init__()
@@ -64,9 +64,9 @@ class Rowwise(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """A recurrent network of which each member has some of the units, with all their gates.
+    """A recurrent network of which each member has a share of the units, with all their gates.
 
-    A step needs all units' outputs of the step before: they are gathered after each.
+    A step needs all units' outputs of the previous step, so they are gathered after each step.
     """
 
     def __init__(self, layer: nn.RNNBase, crew: Crew, shape: Shape) -> None:
@@ -122,7 +122,7 @@ class Recurrent(nn.Module):
 
 
 class Partitioned(nn.Module):
-    """A layer of someone's own of which each member has some of the outputs."""
+    """A custom layer of which each member has a share of the outputs."""
 
     def __init__(self, inner: nn.Module, crew: Crew, shape: Shape) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""How activations lie on a group, and how they are brought from one way to another, and their gradients back.
+"""Layouts of activations on a group, and redistribution of activations and their gradients between layouts.
 
-By rows each member has all features of its own rows, by features its share of the features of all rows, in full it has
-everything. In full as a sum, what each member has must still be added up.
+In the layout "rows" each member has all features of its own rows; in "features", its share of the features of all rows;
+in "full", everything; in "sum", a term of everything, still to be added up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from thinwire.placement.crew import Crew
 
 ROWS, FEATURES = "rows", "features"
 ADDED = "added"
-_TURNS: dict[tuple[str, str], tuple[str | None, str]] = {
+_SPLIT_AND_JOIN: dict[tuple[str, str], tuple[str | None, str]] = {
     ("rows", "full"): (None, ROWS),
     ("features", "full"): (None, FEATURES),
     ("rows", "features"): (FEATURES, ROWS),
@@ -25,12 +25,12 @@ _TURNS: dict[tuple[str, str], tuple[str | None, str]] = {
     ("sum", "rows"): (ROWS, ADDED),
     ("sum", "features"): (FEATURES, ADDED),
 }
-"""By where from and where to: along what a tensor is cut, and along what the pieces that come are joined."""
+"""By layout before and after: the dimension along which a tensor is split, and how received pieces are joined."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Where rows and features are in a tensor, and where each member's features begin and end."""
+    """The dimensions of rows and features in a tensor, and the borders of each member's features."""
 
     batch_dim: int
     feature_dim: int
@@ -40,9 +40,9 @@ class Shape:
         return self.borders[part + 1] - self.borders[part]
 
 
-def turn(crew: Crew, x: Tensor, shape: Shape, before: str, after: str) -> Tensor:
-    """Brings a tensor from one way to another."""
-    cut, join = _TURNS[before, after]
+def redistribute(crew: Crew, x: Tensor, shape: Shape, before: str, after: str) -> Tensor:
+    """Redistributes a tensor from one layout to another."""
+    cut, join = _SPLIT_AND_JOIN[before, after]
     me, total = crew.part, sum(crew.rows)
     each = x.shape[shape.batch_dim] // (crew.rows[me] if before == "rows" else total)
     rows = [count * each for count in crew.rows]
@@ -71,7 +71,7 @@ def turn(crew: Crew, x: Tensor, shape: Shape, before: str, after: str) -> Tensor
 
 
 def added(pieces: Sequence[Tensor]) -> Tensor:
-    """The sum, in the order of the members."""
+    """The sum of the pieces, in the order of the members."""
     total = pieces[0].clone()
     for piece in pieces[1:]:
         total += piece
@@ -87,53 +87,53 @@ _BACK = {
 }
 
 
-class _Turned(torch.autograd.Function):
+class _Redistributed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, crew: Crew, shape: Shape, before: str, after: str) -> Tensor:
         ctx.crew, ctx.shape, ctx.back = crew, shape, _BACK[before, after]
-        return turn(crew, x.contiguous(), shape, before, after)
+        return redistribute(crew, x.contiguous(), shape, before, after)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return turn(ctx.crew, gradients[0].contiguous(), ctx.shape, *ctx.back), None, None, None, None
+        return redistribute(ctx.crew, gradients[0].contiguous(), ctx.shape, *ctx.back), None, None, None, None
 
 
 class Move(nn.Module):
-    """A border between two layers."""
+    """Redistributes activations between two layers."""
 
     def __init__(self, crew: Crew, shape: Shape, before: str, after: str) -> None:
         super().__init__()
         self._crew, self._shape, self._ways = crew, shape, (before, after)
 
     def forward(self, x: Tensor) -> Tensor:
-        moved: Tensor = _Turned.apply(x, self._crew, self._shape, *self._ways)  # type: ignore[no-untyped-call]
+        moved: Tensor = _Redistributed.apply(x, self._crew, self._shape, *self._ways)  # type: ignore[no-untyped-call]
         return moved
 
     def extra_repr(self) -> str:
         return " to ".join(self._ways)
 
 
-class _Totalled(torch.autograd.Function):
+class _AllReduced(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, crew: Crew) -> Tensor:
         ctx.crew = crew
-        return _total(crew, x)
+        return _all_reduce(crew, x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return _total(ctx.crew, gradients[0]), None
+        return _all_reduce(ctx.crew, gradients[0]), None
 
 
-def _total(crew: Crew, x: Tensor) -> Tensor:
+def _all_reduce(crew: Crew, x: Tensor) -> Tensor:
     return added(crew.hand([x.contiguous()] * crew.size, [x.shape] * crew.size))
 
 
 class Total:
-    """The sum of a tensor over the members, which all of them have; and of its gradients."""
+    """The sum of a tensor over the members, on all of them; the gradients are summed in the same way."""
 
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
 
     def __call__(self, x: Tensor) -> Tensor:
-        found: Tensor = _Totalled.apply(x, self._crew)  # type: ignore[no-untyped-call]
+        found: Tensor = _AllReduced.apply(x, self._crew)  # type: ignore[no-untyped-call]
         return found

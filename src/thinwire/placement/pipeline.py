@@ -1,7 +1,7 @@
-"""A part that is a stage: layers one after the other, through which the rows of the whole group pass in small batches.
+"""A pipeline stage: consecutive layers, through which the rows of the whole group pass in microbatches.
 
-Rows go to the first stage and labels to the last; in between `torch.distributed.pipelining` has each stage work on one
-small batch while its neighbours work on others.
+Rows go to the first stage and labels to the last one. `torch.distributed.pipelining` lets each stage work on one
+microbatch while its neighbours work on others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from thinwire.replicas.torch import TrainSpec, resolve_device
 
 
 def cuts(graph: Graph) -> list[int]:
-    """Nodes, by number, before which a network can be cut: one value crosses, and no parameter is on both sides."""
+    """Numbers of nodes before which a network can be cut: one value crosses, and no parameter is on both sides."""
     assert graph.traced is not None
     nodes = [node for node in graph.traced.graph.nodes if node.op != "output"]
     number = {node: place for place, node in enumerate(nodes)}
@@ -54,7 +54,7 @@ def cuts(graph: Graph) -> list[int]:
 
 
 def stages(graph: Graph, count: int) -> list[int]:
-    """Where each stage begins and ends, so that the one with most work and parameters has as little as can be."""
+    """Borders of the stages that minimise the largest sum of work and parameters in a stage."""
     assert graph.traced is not None
     nodes = [node for node in graph.traced.graph.nodes if node.op != "output"]
     work, memory = sum(x.flops for x in graph.layers) or 1.0, graph.parameters or 1
@@ -73,14 +73,14 @@ def stages(graph: Graph, count: int) -> list[int]:
             options = [
                 (max(cost, sums[ends[b]] - sums[ends[a]]), a)
                 for a, (cost, _) in best[-1].items()
-                if before[ends[b]] > before[ends[a]]  # a stage has something to learn
+                if before[ends[b]] > before[ends[a]]  # each stage needs parameters
             ]
             if options:
                 row[b] = min(options)
         best.append(row)
     if len(ends) - 1 not in best[count]:
         raise ConfigError(
-            f"the network cannot be cut into {count} stages: one begins where a single value is handed on, and has "
+            f"the network cannot be cut into {count} stages: a stage begins where a single value is passed on, and has "
             "parameters of its own; use a smaller group, or Planned"
         )
     found, at = [len(ends) - 1], len(ends) - 1
@@ -91,7 +91,7 @@ def stages(graph: Graph, count: int) -> list[int]:
 
 
 class StageReplica(GroupReplica):
-    """One stage."""
+    """One stage of a pipeline."""
 
     def __init__(
         self,
@@ -179,13 +179,13 @@ class StageReplica(GroupReplica):
         return told
 
     def _running(self) -> Any:
-        """The schedule, made anew for each meeting of the group."""
+        """The schedule, rebuilt after each meeting of the group."""
         if self._schedule is None or self._formed != self.crew.formed:
             from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
             class Stage(PipelineStage):
                 def _recv_meta(self, src_stage: int) -> Any:
-                    raise RuntimeError("a stage is told its shapes, and unpickles nothing that a neighbour sends")
+                    raise RuntimeError("shapes are known in advance: a stage unpickles no message of a neighbour")
 
             self.crew.enter_world()
             stage = Stage(
@@ -202,7 +202,7 @@ class StageReplica(GroupReplica):
         return self._schedule
 
     def _loss(self, output: Tensor, place: Tensor) -> Tensor:
-        """A small batch's share of the mean loss of all rows; rows that only fill it up do not count."""
+        """A microbatch's share of the mean loss of all rows; padding rows do not count."""
         valid = self._valid[place]
         rows = place[valid]
         member = int(place[0]) // (self._small * self._pieces)
@@ -213,7 +213,7 @@ class StageReplica(GroupReplica):
         return self.objective.mean(output[valid], label, weight) * (counted / sum(self._weights))
 
     def _handed(self, x: Tensor, to: int, rows: Sequence[int]) -> Tensor:
-        """All members' rows, one after the other, on the member that they are for; nothing elsewhere."""
+        """All members' rows, concatenated, on the member `to`; no rows on the others."""
         empty = x[:0]
         pieces = [x if part == to else empty for part in range(self.crew.size)]
         shapes = [[count if self.crew.part == to else 0, *x.shape[1:]] for count in rows]
@@ -234,7 +234,7 @@ class StageReplica(GroupReplica):
         return self._returned(values[0], rows)
 
     def _passed(self, x: Tensor, part: int) -> Tensor:
-        """A stage's output, on the next one."""
+        """A stage's output, passed on to the next stage."""
         mine = self._leaving[0] if self.crew.part == part else self._entering[0] if self.crew.part == part + 1 else None
         shape = [0] if mine is None else [sum(self.crew.rows) * mine.shape[0] // self._small, *mine.shape[1:]]
         dtype = torch.float32 if mine is None else mine.dtype
@@ -246,7 +246,7 @@ class StageReplica(GroupReplica):
         return came[part] if self.crew.part == part + 1 else nothing
 
     def _returned(self, output: Tensor, rows: Sequence[int]) -> Tensor:
-        """The last stage's output for the own rows."""
+        """The last stage's output for this member's own rows."""
         last = self.crew.size - 1
         shape = torch.zeros(9)
         if self._last:
@@ -270,7 +270,7 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype, trained: bool) -> Tensor:
 
 
 def _padded(x: Tensor, rows: int) -> Tensor:
-    """As many rows as there are to be, of which the last ones only fill it up."""
+    """Pads `x` to a number of rows, with copies of its first row."""
     if len(x) == rows:
         return x
     return torch.cat([x, x[:1].expand(rows - len(x), *x.shape[1:])])

@@ -1,4 +1,4 @@
-"""Which part of a network's tensors one member of a group holds, and how a whole is made from the parts."""
+"""Portions of a network's tensors that members of a group hold, and the whole tensors assembled from them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from thinwire.errors import CheckpointError
 
 
 class Portion(NamedTuple):
-    """A part of one tensor: these ranges of one dimension, one after the other; or of all its numbers in a row."""
+    """A part of one tensor: consecutive ranges of one dimension, or of the flattened tensor."""
 
     name: str
     shape: tuple[int, ...]
@@ -25,12 +25,12 @@ class Portion(NamedTuple):
         return sum(stop - start for start, stop in self.ranges)
 
     def take(self, whole: Tensor) -> Tensor:
-        """A copy of this part."""
+        """A copy of this portion of a whole tensor."""
         flat, dim = (whole.reshape(-1), 0) if self.dim is None else (whole, self.dim)
         return torch.cat([flat.narrow(dim, start, stop - start) for start, stop in self.ranges], dim)
 
     def put(self, whole: Tensor, part: Tensor) -> None:
-        """Writes this part into the whole."""
+        """Writes this portion into a whole tensor."""
         flat, dim = (whole.view(-1), 0) if self.dim is None else (whole, self.dim)
         part, at = part.reshape(-1) if self.dim is None else part, 0
         for start, stop in self.ranges:
@@ -53,14 +53,14 @@ class Portion(NamedTuple):
 
 
 def whole(name: str, tensor: Tensor) -> Portion:
-    """All of a tensor."""
+    """The portion that is all of a tensor."""
     return Portion(name, tuple(tensor.shape), None, ((0, tensor.numel()),))
 
 
 def assembled(states: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-    """The whole of what members of a group hold: of each its portions and its tensors, in the same order.
+    """The whole tensors, from the states of a group's members: portions and tensors in the same order.
 
-    Raises CheckpointError where a piece is missing.
+    Raises CheckpointError where a portion is missing.
     """
     found: dict[str, Tensor] = {}
     filled: dict[str, int] = {}
@@ -72,5 +72,8 @@ def assembled(states: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
             filled[portion.name] = filled.get(portion.name, 0) + part.numel()
     lacking = [name for name, count in filled.items() if count < found[name].numel()]
     if lacking:
-        raise CheckpointError(f"the parts of a replica do not make a whole: {lacking[0]!r} lacks some of its numbers")
+        raise CheckpointError(
+            f"the parts of a replica do not make a whole: {lacking[0]!r} lacks some of its values; use the parts of "
+            "all members"
+        )
     return found

@@ -1,4 +1,4 @@
-"""A member's part of a replica, as the engine sees any replica: a flat vector that takes steps."""
+"""A member's part of a replica, with the interface of any replica: a flat vector that takes steps."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from thinwire.replicas.torch import TorchReplica, TrainSpec, optimizer_of, resol
 from thinwire.rules.optimizer import seated
 
 PIECE = "piece of "
-"""What is put before the name of a parameter of which a member steps a piece only."""
+"""Prefix of the name of a parameter of which a member steps only a piece."""
 ROWS, WEIGHT = 0, 1
-"""Where in what members tell each other their rows and the rows' weight are."""
+"""Indices of rows and of the rows' weight in the numbers that members exchange."""
 
 
 class Part(nn.Module):
-    """A member's tensors by name, as `FlatParameters` and `Buffers` want to see a module's."""
+    """A member's tensors by name, with the methods of a module that `FlatParameters` and `Buffers` call."""
 
     def __init__(self, parameters: dict[str, nn.Parameter], buffers: dict[str, Tensor]) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Part(nn.Module):
 
 
 class PartOptimizer:
-    """Makes optimizers of a member's part that do what they would do with the whole network."""
+    """Builds optimizers for a member's part that act as they would on the whole network."""
 
     def __init__(self, whole: nn.Module, part: Part) -> None:
         self._part = part
@@ -61,9 +61,9 @@ class PartOptimizer:
         self._named = {name: self._stand_ins[id(p)] for name, p in whole.named_parameters(remove_duplicate=False)}
 
     def made_by(self, factory: OptimizerFactory, device: torch.device) -> torch.optim.Optimizer:
-        """What a factory makes of the whole network's parameters, for those that are here.
+        """The optimizer that a factory builds for the whole network's parameters, reduced to those of this member.
 
-        The factory sees the network's parameters in their order, with their shapes: it may tell them apart by both.
+        The factory gets the network's parameters in order and with their shapes, since it may depend on both.
         """
         made = optimizer_of(factory, list(self._stand_ins.values()), device)
         of = {id(p): number for number, group in enumerate(made.param_groups) for p in group["params"]}
@@ -81,14 +81,14 @@ class PartOptimizer:
 
 
 def stand_in(parameter: nn.Parameter) -> nn.Parameter:
-    """A parameter of the same shape and with the same attributes that takes no memory."""
+    """A parameter of the same shape and attributes that takes no memory."""
     found = nn.Parameter(torch.zeros((), dtype=parameter.dtype).expand(parameter.shape), parameter.requires_grad)
     vars(found).update(vars(parameter))
     return found
 
 
 class GroupReplica(TorchReplica, ABC):
-    """What all parts have in common: steps that members take together."""
+    """Base of all parts of a replica: steps that the members take together."""
 
     crew: Crew
 
@@ -108,11 +108,11 @@ class GroupReplica(TorchReplica, ABC):
         return self._model.made_by(factory, self.device)
 
     def stand_in(self, batch: Any) -> None:
-        """Rows to go through the motions with when the own ones are done."""
+        """Sets a batch for taking part in steps after the member's own rows are done."""
         self.spare = batch
 
     def meet(self, batch: Any | None, *said: float) -> list[list[float]]:
-        """Begins a pass: members tell each other their rows and their weight, and whatever else is said."""
+        """Begins a pass: members exchange their rows, the rows' weight, and further numbers."""
         rows, weight = (batch or self.spare).num_rows, 0.0
         if batch is not None:
             weight = float(rows if batch.weight is None else batch.weight.sum())
@@ -128,7 +128,7 @@ class GroupReplica(TorchReplica, ABC):
         return tuple(any(column) for column in zip(*told, strict=True))
 
     def clip(self) -> None:
-        """Makes the gradient of the whole replica as short as it is to be at most."""
+        """Clips the gradient of the whole replica to the largest norm."""
         if self.spec.clip_norm is None:
             return
         own = sum(float(p.grad.square().sum()) for p in self.parameters.tensors if p.grad is not None)
@@ -140,7 +140,7 @@ class GroupReplica(TorchReplica, ABC):
 
     @contextlib.contextmanager
     def _wearing(self, model: Tensor, buffers: dict[str, Tensor] | None) -> Iterator[None]:
-        """The network with another vector's parameters, and other buffers."""
+        """The network with another vector's parameters, and other buffers, inside the block."""
         own = [parameter.data for parameter in self.parameters.tensors]
         kept = {name: value.clone() for name, value in self._part._kept.items()} if buffers is not None else {}
         with torch.no_grad():
@@ -202,14 +202,14 @@ class GroupReplica(TorchReplica, ABC):
 
     @abstractmethod
     def _forward(self, batch: Any) -> Any:
-        """The output for the own rows."""
+        """The output for this member's own rows."""
 
     def state_of(self, model: Tensor, buffers: dict[str, Tensor]) -> dict[str, Any]:
         """This member's part of the whole state_dict: portions, and a tensor for each."""
         named = self.parameters.named(model)
         portions, tensors = [], []
         for portion, name in self._portions():
-            value = named.get(name)  # these are views: a copy of a part may be more than there is memory for
+            value = named.get(name)  # views, since memory may not suffice for a copy of a part
             if value is None:
                 value = buffers.get(name, self._part.state_dict()[name]).clone()
             portions.append(portion.to_json())
@@ -225,11 +225,11 @@ class GroupReplica(TorchReplica, ABC):
 
     @abstractmethod
     def _portions(self) -> Iterator[tuple[Portion, str]]:
-        """What of the whole network is where: a portion, and the name of the tensor here."""
+        """The member's portions of the whole network, each with the name of its tensor here."""
 
 
 class ShardedReplica(GroupReplica):
-    """A part whose layers are placed one by one: members share out rows here and features there."""
+    """A part whose layers are placed one by one: members share rows in some layers and features in others."""
 
     def __init__(
         self,
@@ -272,19 +272,20 @@ class ShardedReplica(GroupReplica):
         self._equip(spec, worker, Part(own, kept), whole)
 
     def _wait_for_parameters(self) -> None:
-        """Each layer waits for the buckets that its own parameters are in, when it is called."""
+        """Makes each layer wait, when it is called, for the buckets of its own parameters."""
         of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
         loose = {id(p) for p in self.module._parameters.values()}
         for module in self.module.children():
             loose -= {id(p) for p in module.parameters()}
         self._at_once = {of[i] for i in loose if i in of}
         for module in self.module.modules():
-            mine = {of[id(p)] for p in module.parameters() if id(p) in of}  # some read those of layers inside them
+            # some layers read the parameters of their sublayers
+            mine = {of[id(p)] for p in module.parameters() if id(p) in of}
             if module is not self.module and mine:
                 module.register_forward_pre_hook(lambda *_, mine=mine: [bucket.ready() for bucket in mine] and None)
 
     def _spread(self) -> None:
-        for bucket in reversed(self._buckets):  # those of the first layers first
+        for bucket in reversed(self._buckets):  # the buckets of the first layers first
             bucket.spread()
         for bucket in self._at_once:
             bucket.ready()

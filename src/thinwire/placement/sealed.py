@@ -1,7 +1,7 @@
-"""The carrier of a group's tensors between processes, authenticated and encrypted with the run's keys.
+"""Moves a group's tensors between processes, authenticated and encrypted with the run's keys.
 
-It has a link of its own beside the worker's: sockets of the same kind (CURVE), on which nobody without the keys can
-speak or listen. Where a member's process ends, or lets go of the meeting, the transfers of the others fail.
+The carrier has a link of its own beside the worker's: CURVE sockets, which only holders of the keys can use. When a
+member's process ends or leaves the meeting, transfers of the other members with it fail.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor
 from thinwire.transport.zmq import MAX_PAYLOAD_BYTES, ZmqLink, ZmqWire
 
 APART = 1 << 40
-"""Is added to a worker's number, so that the coordinator takes this link for nobody's."""
-AGAIN_S = 0.5
-"""After so long a member that has not been answered says again that it has come."""
-TURN_S = 0.1
+"""Added to a worker's number, so that the coordinator does not take this link for a worker's."""
+GREETING_INTERVAL_S = 0.5
+"""Seconds after which a member repeats its greeting while it waits for an answer."""
+POLL_S = 0.1
 MOST_BYTES = MAX_PAYLOAD_BYTES // 2
 Key = tuple[str, int, int]
-"""A meeting's name, the sender, and the tag of a transfer."""
+"""The name of a meeting, the sender, and the tag of a transfer."""
 
 
 class Sealed:
@@ -34,20 +34,20 @@ class Sealed:
         self._link: ZmqLink = wire.link(worker + APART, attempt)
         self._name = ""
         self._patience_s, self._swaps = math.inf, 0
-        self._come: dict[str, dict[int, str]] = {}
-        """By meeting, the members that have come, and where each is reached."""
-        self._told: dict[str, dict[int, str]] = {}
-        """By meeting, where all are reached, as part 0 says."""
+        self._arrivals: dict[str, dict[int, str]] = {}
+        """By meeting, the members that have arrived, with their addresses."""
+        self._addresses: dict[str, dict[int, str]] = {}
+        """By meeting, the addresses of all members, as part 0 has sent them."""
         self._arrived: dict[Key, list[memoryview]] = {}
         self._whole: set[Key] = set()
         self._gone: set[int] = set()
         self._monitors: dict[int, Any] = {}
         self._answered: set[int] = set()
-        """Members that have heard this one since they met."""
+        """Members that have answered this one in the present meeting."""
         self._connected = False
-        """Whether what is said to a member goes through the connection that stays."""
+        """Whether messages to a member now use the connection that stays."""
         self._greeted: set[int] = set()
-        """Members that were told so."""
+        """Members that were told that the connection stays."""
 
     @property
     def address(self) -> str:
@@ -58,44 +58,43 @@ class Sealed:
     def meet(self, address: str, name: str, timeout_s: float) -> None:
         self._name, self._patience_s, self._swaps, self._gone = name, timeout_s, 0, set()
         self._answered, self._greeted, self._connected = set(), set(), False
-        self._come = {name: self._come.get(name, {}) | {self._part: self._link.address}}
-        self._told = {name: self._told[name]} if name in self._told else {}
+        self._arrivals = {name: self._arrivals.get(name, {}) | {self._part: self._link.address}}
+        self._addresses = {name: self._addresses[name]} if name in self._addresses else {}
         deadline = time.monotonic() + timeout_s
         self._connect({} if self._part == 0 else {0: f"tcp://{address}"})
         said = -math.inf
-        while name not in self._told:
-            if self._part == 0 and len(self._come[name]) == self._size:
-                self._told[name] = dict(self._come[name])
+        while name not in self._addresses:
+            if self._part == 0 and len(self._arrivals[name]) == self._size:
+                self._addresses[name] = dict(self._arrivals[name])
                 break
             now = time.monotonic()
             if now >= deadline:
-                absent = sorted(set(range(self._size)) - set(self._come[name]))
+                absent = sorted(set(range(self._size)) - set(self._arrivals[name]))
                 raise RuntimeError(f"timed out waiting for peers {absent}")
-            if self._part and now - said >= AGAIN_S:
+            if self._part and now - said >= GREETING_INTERVAL_S:
                 said = now
-                self._say(0, "here", at=self._link.address)
-            self._take(TURN_S)
-        everyone, said = self._told[name], -math.inf
+                self._send_message(0, "here", at=self._link.address)
+            self._handle_messages(POLL_S)
+        everyone, said = self._addresses[name], -math.inf
         self._connect({part: at for part, at in everyone.items() if part != self._part})
         self._connected, others = True, set(everyone) - {self._part}
-        while not (
-            self._answered >= others and self._greeted >= others
-        ):  # from then on the end of a connection is told
+        # Once both sides have answered, monitors report the end of a connection.
+        while not (self._answered >= others and self._greeted >= others):
             now = time.monotonic()
             if now >= deadline:
                 raise RuntimeError("timed out waiting for peers to answer")
-            if now - said >= AGAIN_S:
+            if now - said >= GREETING_INTERVAL_S:
                 said = now
                 for part in others - self._answered:
                     if self._part == 0:
-                        self._say(part, "all", at={str(each): at for each, at in everyone.items()})
-                    self._say(part, "hi")
-            self._take(TURN_S)
+                        self._send_message(part, "all", at={str(each): at for each, at in everyone.items()})
+                    self._send_message(part, "hi")
+            self._handle_messages(POLL_S)
             if self._gone - self._answered:
                 raise RuntimeError(f"connection closed by peer {min(self._gone)}")
 
     def _connect(self, peers: dict[int, str]) -> None:
-        """Connects anew: an earlier meeting's connections may lead to processes that are gone."""
+        """Connects again: connections of an earlier meeting may lead to processes that are gone."""
         for monitor in self._monitors.values():
             monitor.close(linger=0)
         self._monitors = {}
@@ -109,23 +108,23 @@ class Sealed:
             return
         for part in range(self._size):
             if part != self._part:
-                self._say(part, "gone", name=name)
+                self._send_message(part, "gone", name=name)
         self._arrived, self._whole = {}, set()
 
     def close(self) -> None:
-        """Lets go of the network."""
+        """Closes the link and its monitors."""
         for monitor in self._monitors.values():
             monitor.close(linger=0)
         self._link.close()
 
-    def _say(
+    def _send_message(
         self, part: int, kind: str, *, name: str | None = None, payload: memoryview | None = None, **more: Any
     ) -> None:
         header = {"t": kind, "a": 0, "n": self._name if name is None else name, "p": self._part, **more}
         self._link.send(part, header, payload)
 
-    def _take(self, timeout_s: float) -> None:
-        """Takes in what has come, after waiting at most so long for the first of it."""
+    def _handle_messages(self, timeout_s: float) -> None:
+        """Handles arrived messages, after waiting up to `timeout_s` for the first."""
         for message in self._link.receive(timeout_s):
             header, payload = message.header, message.payload
             name, part = header.get("n"), header.get("p")
@@ -133,14 +132,15 @@ class Sealed:
                 continue
             kind, at = header["t"], header.get("at")
             if kind == "here" and isinstance(at, str):
-                self._come.setdefault(name, {})[part] = at
-                if name in self._told and name == self._name and self._part == 0:  # it has not heard the answer
-                    everyone = {str(each): where for each, where in self._told[name].items()}
-                    self._say(part, "all", at=everyone)
+                self._arrivals.setdefault(name, {})[part] = at
+                # The member has missed the answer.
+                if name in self._addresses and name == self._name and self._part == 0:
+                    everyone = {str(each): where for each, where in self._addresses[name].items()}
+                    self._send_message(part, "all", at=everyone)
             elif kind == "all" and isinstance(at, dict):
-                self._told[name] = {int(each): str(where) for each, where in at.items()}
+                self._addresses[name] = {int(each): str(where) for each, where in at.items()}
             elif kind == "hi" and name == self._name and self._connected:
-                self._say(part, "ho")
+                self._send_message(part, "ho")
                 self._greeted.add(part)
             elif kind == "ho" and name == self._name:
                 self._answered.add(part)
@@ -163,7 +163,7 @@ class Sealed:
         return Work(self, {})
 
     def receive(self, into: Tensor, of: int, tag: int) -> Work:
-        self._must_have_met()
+        self._require_meeting()
         return Work(self, {(self._name, of, tag): into})
 
     def swap(self, came: Tensor, given: Tensor) -> Work:
@@ -176,23 +176,23 @@ class Sealed:
         return Work(self, {(self._name, part, -self._swaps): places[part] for part in others})
 
     def enter_world(self) -> None:
-        raise RuntimeError("torch.distributed's own world has no keys")
+        raise RuntimeError("torch.distributed's default process group has no keys")
 
     def _post(self, piece: Tensor, to: int, tag: int) -> None:
-        self._must_have_met()
+        self._require_meeting()
         if to in self._gone:
             raise RuntimeError(f"connection closed by peer {to}")
         data = memoryview(piece.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         for start in range(0, max(1, len(data)), MOST_BYTES):
             part = data[start : start + MOST_BYTES]
-            self._say(to, "piece", payload=part, g=tag, last=start + MOST_BYTES >= len(data))
+            self._send_message(to, "piece", payload=part, g=tag, last=start + MOST_BYTES >= len(data))
 
-    def _must_have_met(self) -> None:
+    def _require_meeting(self) -> None:
         if not self._name:
             raise RuntimeError("the workers of its group have not met")
 
     def await_all(self, wanted: dict[Key, Tensor]) -> None:
-        """Waits for transfers, and puts each where it is to lie."""
+        """Waits for transfers, and copies each into its tensor."""
         deadline = time.monotonic() + self._patience_s
         while not self.has(wanted):
             missing = {part for name, part, tag in wanted if (name, part, tag) not in self._whole}
@@ -200,7 +200,7 @@ class Sealed:
                 raise RuntimeError(f"connection closed by peer {min(missing & self._gone)}")
             if time.monotonic() >= deadline or any(name != self._name for name, _, _ in wanted):
                 raise RuntimeError(f"timed out waiting for peers {sorted(missing)}")
-            self._take(TURN_S)
+            self._handle_messages(POLL_S)
         for key, into in wanted.items():
             self._whole.discard(key)
             data = bytearray().join(self._arrived.pop(key))
@@ -209,12 +209,12 @@ class Sealed:
             into.copy_(torch.frombuffer(data, dtype=into.dtype).view(into.shape))
 
     def has(self, wanted: dict[Key, Tensor]) -> bool:
-        """Whether all of these have come."""
+        """Whether all of these transfers have arrived."""
         return all(key in self._whole for key in wanted)
 
     def is_over(self, wanted: dict[Key, Tensor]) -> bool:
-        """Whether all of these have come, or never will."""
-        self._take(0.0)
+        """Whether all of these transfers have arrived or failed."""
+        self._handle_messages(0.0)
         return self.has(wanted) or any(key[1] in self._gone for key in wanted if key not in self._whole)
 
 

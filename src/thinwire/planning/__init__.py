@@ -1,4 +1,4 @@
-"""Which layer of a network is placed how on a group of workers, and what that costs, before anything is spent."""
+"""Chooses how each layer of a network is placed on a group of workers, and estimates the cost before a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A network as a planner sees it: layers with parameters, features and work, and which feeds which."""
+"""A network as a planner sees it: layers with parameters, features and operations, and the edges between them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from thinwire.errors import ConfigError
 from thinwire.planning.partition import is_partitionable
-from thinwire.planning.tracing import OnNothing, first_tensor, traced_of, without_memory
+from thinwire.planning.tracing import MetaInterpreter, first_tensor, traced_of, without_memory
 
 Kind = Literal["input", "split", "channels", "rows"]
-"""How a layer may lie on a group: "split" has parameters that can be shared out by outputs or inputs, "channels" works
-on each feature or channel alone, "rows" needs all features of a row, or has parameters that cannot be shared out."""
+"""How a layer can be placed on a group. "split": its parameters can be split by outputs or inputs. "channels": it works
+on each feature or channel separately. "rows": it needs all features of a row, or its parameters cannot be split."""
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)
@@ -26,12 +26,12 @@ _EACH = (
     nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.Hardtanh, nn.Identity,
     nn.Dropout,
 )  # fmt: skip
-"""What works on each number alone, whatever dimension features lie in."""
+"""Layers that work on each number separately, whatever the dimension of the features."""
 _SECOND = (
     nn.Dropout1d, nn.Dropout2d, nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d,
     nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.ZeroPad2d,
 )  # fmt: skip
-"""What works on each channel alone, where channels are the second dimension."""
+"""Layers that work on each channel separately, with channels in the second dimension."""
 _EACH_OF: set[Any] = {
     operator.add,
     operator.iadd,
@@ -50,58 +50,58 @@ _FLAT: set[Any] = {torch.flatten, "flatten"}
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer; what depends on rows is of one row."""
+    """One layer; quantities that depend on rows are given for one row."""
 
     name: str
     what: str
     kind: Kind
     parameters: int = 0
     features: float = 0
-    """Floats of its output."""
+    """Floats in its output."""
     inputs: float = 0
-    """Floats of its input."""
+    """Floats in its input."""
     flops: float = 0.0
-    """Of forward and backward together."""
+    """Operations of the forward and backward pass together."""
     outputs: int = 1
-    """Outputs or channels among which its parameters, or its work, can be shared out."""
+    """Outputs or channels by which its parameters or its work can be split."""
     units_in: int = 1
-    """Units of its input among which the parameters of a "split" layer can be shared out too; 0 where they cannot."""
+    """Units of its input by which the parameters of a "split" layer can also be split; 0 where they cannot."""
     whole: int = 0
-    """Parameters that each worker has all of, however the layer is placed."""
+    """Parameters that each worker holds in full, however the layer is placed."""
     gathered: tuple[float, int] = (0.0, 0)
-    """Where outputs are shared out: floats that come from the other workers while it runs, in how many gathers."""
+    """If outputs are split: floats that a worker receives while the layer runs, and the number of gathers."""
     seconds: float | None = None
-    """Forward and backward, where they were measured."""
+    """Measured seconds of the forward and backward pass; None without a measurement."""
     shared_seconds: float | None = None
-    """The same of a worker that has its share of the outputs, for a row of the whole group."""
+    """Measured seconds on a worker that has its share of the outputs, for one row of the whole group."""
     node: str = ""
-    """Its node in the traced network."""
+    """Name of its node in the traced network."""
     batch_dim: int = 0
     feature_dim: int | None = None
-    """The dimension of its output in which features, or channels, are counted."""
+    """The dimension of features or channels in its output."""
     wanted_dim: int | None = None
-    """The dimension of its input in which it counts them."""
+    """The dimension of features or channels that it needs in its input."""
     width: int = 0
-    """Its output's size in that dimension."""
+    """Size of its output in that dimension."""
     grain: int = 1
-    """How many neighbours in that dimension belong to one unit: flattened channels stay together."""
+    """Neighbouring numbers in that dimension that form one unit: flattened channels stay together."""
     pinned: bool = False
-    """Whether its output must lie by rows, because the program looks at its shape."""
+    """Whether its output must be laid out by rows, because the program uses its shape."""
 
 
 @dataclass
 class Graph:
-    """Layers in the order in which they run, and edges between them."""
+    """The layers in execution order, and the edges between them."""
 
     layers: list[Layer] = field(default_factory=list)
     edges: list[tuple[int, int]] = field(default_factory=list)
     traced: fx.GraphModule | None = None
     places: dict[str, int] = field(default_factory=dict)
-    """By node of the traced network, the layer that its value is the output of."""
+    """By node of the traced network, the layer whose output the node's value is."""
     sorts: dict[str, tuple[tuple[int, ...], torch.dtype]] = field(default_factory=dict)
-    """By node, shape and type of its value, for the rows that were imagined."""
+    """By node, shape and type of its value, for the example rows."""
     state: frozenset[str] = frozenset()
-    """Names of the tensors that the network's state dict has."""
+    """Names of the tensors in the network's state dict."""
 
     @property
     def parameters(self) -> int:
@@ -113,25 +113,25 @@ class Graph:
 
 
 def graph_of(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, rows: int = 2) -> Graph:
-    """A network's layers; nothing is computed, so that networks larger than this machine have one too.
+    """The graph of a network. Nothing is computed, so the network may be larger than this machine's memory.
 
     Args:
         module: the network; its parameters may be on the device "meta".
-        shape: of one row of its input.
-        dtype: of its input.
-        rows: how many of them are imagined.
+        shape: shape of one row of its input.
+        dtype: type of its input.
+        rows: number of example rows.
     """
     return graph_on(module, [torch.empty(rows, *shape, dtype=dtype, device="meta")])
 
 
 def graph_on(module: nn.Module, examples: Sequence[Tensor]) -> Graph:
-    """A network's layers, for inputs such as these, of which only shapes and types are looked at."""
+    """The graph of a network for inputs like the examples, of which only shapes and types are used."""
     traced = traced_of(module, len(examples))
     for node in list(traced.graph.nodes):
-        if node.target is operator.getitem and not node.users:  # what was unpacked, and is not used
+        if node.target is operator.getitem and not node.users:  # an unused part of an unpacked tuple
             traced.graph.erase_node(node)
     empty, rows = without_memory(traced), examples[0].shape[0]
-    runs: list[OnNothing] = []
+    runs: list[MetaInterpreter] = []
     try:
         more = [torch.empty(rows + 1, *x.shape[1:], dtype=x.dtype, device="meta") for x in examples]
         runs.append(other := _Shapes(empty))
@@ -148,8 +148,8 @@ def graph_on(module: nn.Module, examples: Sequence[Tensor]) -> Graph:
     return walker.seen
 
 
-class _Shapes(OnNothing):
-    """Runs a network on nothing, and keeps the shape of every value."""
+class _Shapes(MetaInterpreter):
+    """Runs a network on meta tensors, and records the shape of every value."""
 
     def __init__(self, traced: fx.GraphModule) -> None:
         super().__init__(traced)
@@ -163,8 +163,8 @@ class _Shapes(OnNothing):
         return found
 
 
-class _Walker(OnNothing):
-    """Runs a network on nothing, and writes down what each layer does."""
+class _Walker(MetaInterpreter):
+    """Runs a network on meta tensors, and records the properties of each layer."""
 
     def __init__(self, traced: fx.GraphModule, rows: int, others: dict[fx.Node, tuple[int, ...]]) -> None:
         super().__init__(traced)
@@ -186,10 +186,10 @@ class _Walker(OnNothing):
         sources = sorted({place for node in n.all_input_nodes if (place := self._of(node)) is not None})
         first = n.args[0] if n.target is operator.getitem else None
         if isinstance(first, fx.Node) and first.op == "call_module" and n.args[1] == 0 and isinstance(main, Tensor):
-            self._place[n] = self.seen.places[n.name] = sources[0]  # the first of what a recurrent layer gives
+            self._place[n] = self.seen.places[n.name] = sources[0]  # the first output of a recurrent layer
             return found
         if n.op == "get_attr" or not (isinstance(main, Tensor) or n.op == "output"):
-            for source in sources:  # what is no tensor, or several, is not moved: whatever it is made of lies by rows
+            for source in sources:  # values that are not one tensor are not redistributed, so their inputs stay by rows
                 self.seen.layers[source] = replace(self.seen.layers[source], pinned=True)
             return found
         if n.op == "output":
@@ -203,14 +203,14 @@ class _Walker(OnNothing):
         return found
 
     def _is_counted(self, n: fx.Node) -> bool:
-        """Whether operations are to be counted while it runs, since nothing else tells how many there are."""
+        """Whether operations have to be counted during execution, because no formula is known."""
         if n.op == "call_module":
             module = self.fetch_attr(str(n.target))
             return not isinstance(module, (nn.Linear, *CONVOLUTIONS, *RECURRENT, *_EACH, *_SECOND))
         return n.op in ("call_function", "call_method") and n.target not in _EACH_OF | _SECOND_OF | _FLAT
 
     def _of(self, node: fx.Node) -> int | None:
-        """The layer that a value comes from; one that is no tensor comes from where its own input does."""
+        """The layer that a value comes from; a value that is not a tensor has the layer of its own input."""
         if node in self._place:
             return self._place[node]
         places = [place for each in node.all_input_nodes if (place := self._of(each)) is not None]
@@ -243,23 +243,23 @@ class _Walker(OnNothing):
             what=type(module).__name__ if module is not None else getattr(n.target, "__name__", str(n.target)),
             kind="rows",
             parameters=sum(p.numel() for p in own if self._uses[p][0] == n),
-            flops=3 * forward,  # backward takes about twice as long
+            flops=3 * forward,  # the backward pass takes about twice as long
             feature_dim=None,
         )
-        shared = any(len(self._uses[p]) > 1 for p in own)  # each use would have to lie the same way
+        shared = any(len(self._uses[p]) > 1 for p in own)  # each use would need the same layout
         if _in_place(n, module) and any(len(a.users) > 1 for a in n.all_input_nodes):
-            for place in sources:  # whoever else reads what it writes must see it: nothing may be moved before it
+            for place in sources:  # other readers must see the in-place write, so its input must not be redistributed
                 self.seen.layers[place] = replace(self.seen.layers[place], pinned=True)
             return layer
         if shared or not moves or len(moves) > 1:
             return layer
         if module is not None and is_partitionable(module) and n.name in self.seen.sorts:
-            return _by_itself(layer, module, found)
+            return _custom(layer, module, found)
         if module is not None and not _is_plain(module):
             return layer
         if module is not None:
             layer = _split(layer, n, module, found, before)
-        return layer if layer.kind == "split" else _alike(layer, n, module, found, before)
+        return layer if layer.kind == "split" else _as_channels(layer, n, module, found, before)
 
     def _attr(self, node: fx.Node) -> Any:
         return self.fetch_attr(str(node.target))
@@ -281,13 +281,13 @@ def _uses(traced: fx.GraphModule) -> dict[nn.Parameter, list[fx.Node]]:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Whether a layer does what its class says, with tensors of its own: without hooks and parametrizations."""
+    """Whether a layer behaves as its class defines, without hooks or parametrizations."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return not any(hooks) and not module._modules
 
 
 def _split(layer: Layer, n: fx.Node, module: nn.Module, found: Tensor, before: Sequence[Layer]) -> Layer:
-    """A layer whose parameters can be shared out; as it was where they cannot."""
+    """A layer as "split" where its parameters can be split; else unchanged."""
     last = found.dim() - 1
     source = before[0] if len(before) == 1 else None
     if isinstance(module, nn.Linear):
@@ -301,9 +301,9 @@ def _split(layer: Layer, n: fx.Node, module: nn.Module, found: Tensor, before: S
                        units_in=0)  # fmt: skip
     elif isinstance(module, RECURRENT) and not module.proj_size and found.dim() == 3:
         hidden, outputs_only = module.hidden_size, all(u.args[1:] == (0,) for u in n.users)
-        if module.bidirectional or not outputs_only or len(n.args) > 1:  # the last states lie in another way
+        if module.bidirectional or not outputs_only or len(n.args) > 1:  # the last states have another layout
             return layer
-        if module.dropout and module.num_layers > 1:  # all would have to draw the same
+        if module.dropout and module.num_layers > 1:  # all members would have to draw the same mask
             return layer
         long = found.shape[1 - layer.batch_dim]
         count = long * module.num_layers - 1
@@ -317,8 +317,8 @@ def _split(layer: Layer, n: fx.Node, module: nn.Module, found: Tensor, before: S
                    units_in=units, whole=bias)  # fmt: skip
 
 
-def _by_itself(layer: Layer, module: nn.Module, found: Tensor) -> Layer:
-    """A layer of someone's own that says how its outputs are shared out."""
+def _custom(layer: Layer, module: nn.Module, found: Tensor) -> Layer:
+    """A custom layer that defines how its outputs are split."""
     asked = getattr(module, "partition_dim", -1)
     if not -found.dim() <= asked < found.dim() or asked % found.dim() == layer.batch_dim:
         raise ConfigError(
@@ -333,8 +333,8 @@ def _by_itself(layer: Layer, module: nn.Module, found: Tensor) -> Layer:
                    gathered=(float(sent[0]), int(sent[1])))  # fmt: skip
 
 
-def _alike(layer: Layer, n: fx.Node, module: nn.Module | None, found: Tensor, before: Sequence[Layer]) -> Layer:
-    """A layer that works on each feature or channel alone, of inputs that lie alike; as it was where it does not."""
+def _as_channels(layer: Layer, n: fx.Node, module: nn.Module | None, found: Tensor, before: Sequence[Layer]) -> Layer:
+    """A layer as "channels" where it works on each feature or channel separately; else unchanged."""
     if not before or any(s.feature_dim is None or s.batch_dim != before[0].batch_dim for s in before):
         return layer
     source, what = before[0], n.target if module is None else None
@@ -369,7 +369,7 @@ def _alike(layer: Layer, n: fx.Node, module: nn.Module | None, found: Tensor, be
 
 
 def _ranks(module: nn.Module | None) -> tuple[int, ...]:
-    """How many dimensions a layer's values have where the second one is channels; a pool takes others for a row."""
+    """Numbers of dimensions where the second one is channels; pools take an input with another number as one row."""
     if isinstance(module, nn.BatchNorm1d):
         return (2, 3)
     flat = (nn.Dropout1d, nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d)
@@ -385,7 +385,7 @@ def _in_place(n: fx.Node, module: nn.Module | None) -> bool:
 
 
 def _flops(module: nn.Module | None, found: Tensor, rows: int) -> float:
-    """Of a forward pass over one row."""
+    """Operations of a forward pass over one row."""
     features = found.numel() / rows
     if isinstance(module, nn.Linear):
         return 2.0 * features * module.in_features

@@ -1,4 +1,4 @@
-"""Layers of one's own whose outputs can be shared out among the workers of a group."""
+"""The protocol of custom layers whose outputs can be split among the workers of a group."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Ranges = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Share:
-    """What one worker of a group is told of its share of a layer.
+    """What one worker of a group is told about its share of a layer.
 
     Args:
-        start: first of the output units that are this worker's.
-        stop: the unit after the last of them.
+        start: first output unit of this worker.
+        stop: the unit after its last one.
         units: output units of the whole layer.
         part: this worker's number in its group.
-        size: workers of the group.
-        gather: `gather(x, dim)`: the units of all workers, from the own ones, which lie in that dimension.
+        size: workers in the group.
+        gather: `gather(x, dim)` returns the units of all workers, from the own units in that dimension.
         total: the sum of a tensor over the workers.
     """
 
@@ -38,28 +38,28 @@ class Share:
 
 @runtime_checkable
 class Partitionable(Protocol):
-    """A module that a placement may share out by outputs ("column"). Its class says `as_one_layer = True`, too.
+    """A module that a placement may split by outputs ("column"). Its class must also set `as_one_layer = True`.
 
     Each worker of the group gets a copy with its share of the tensors. The copy is called with all features of all rows
-    of the group, and gives its own outputs of all rows. Gradients need no care: what several workers used is summed.
+    of the group, and returns its own outputs for all rows. Gradients of tensors that several workers use are summed.
 
-    Two attributes may be added. `partition_dim` is the output's dimension that the units lie in, the last one unless
-    said. `gathered(shape)` tells a plan what the layer sends while it runs: floats of one row, and in how many gathers,
+    Two attributes are optional. `partition_dim` is the output's dimension of the units, by default the last one.
+    `gathered(shape)` tells a plan what the layer sends while it runs: floats for one row, and the number of gathers,
     for an output of that shape.
     """
 
     def partition(self, start: int, stop: int) -> Mapping[str, tuple[int, Ranges]]:
-        """By the name of each tensor that is shared out, a dimension, and the ranges in it of outputs start to stop.
+        """By name of each tensor that is split, a dimension, and the ranges in it for outputs `start` to `stop`.
 
-        Tensors that are not named here are whole on every worker.
+        Tensors that are not named are held in full on every worker.
         """
 
     def after_partition(self, share: Share) -> None:
-        """Is called on a worker's copy, once its tensors are cut."""
+        """Called on a worker's copy, after its tensors were split."""
 
 
 def is_partitionable(module: Any) -> bool:
-    """Whether a layer says how it can be shared out, and can be: without hooks and parametrizations."""
+    """Whether a layer implements the protocol, and has neither hooks nor parametrizations."""
     if not isinstance(module, Partitionable) or not getattr(module, "as_one_layer", False):
         return False
     assert isinstance(module, nn.Module)
@@ -72,10 +72,10 @@ def _is_altered(module: nn.Module) -> bool:
 
 
 def partition_of(module: Partitionable, start: int, stop: int) -> dict[str, tuple[int, tuple[tuple[int, int], ...]]]:
-    """What a layer's `partition` says of some of its outputs, checked.
+    """The checked result of a layer's `partition` for a range of outputs.
 
     Raises:
-        ConfigError: It names a tensor, a dimension or a range that is not there.
+        ConfigError: The result names a tensor, a dimension or a range that does not exist.
     """
     assert isinstance(module, nn.Module)
     kind, tensors = type(module).__name__, {**dict(module.named_parameters()), **dict(module.named_buffers())}

@@ -27,16 +27,16 @@ WAYS: dict[str, tuple[Way, Way]] = {
     "rows": ("rows", "rows"),
     "features": ("features", "features"),
 }
-"""By placement, how a layer's input must lie on the group, and how its output lies there."""
+"""By placement, the layout that a layer's input must have on the group, and the layout of its output."""
 
 
 PURE = {"all data parallel": ("data", "rows"), "all model parallel": ("column", "features")}
-"""What a plan is compared with: the placements that each takes wherever they are possible."""
+"""Reference plans: the placements that each prefers wherever they are possible."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One worker, as far as a plan needs to know it."""
+    """The properties of one worker that a plan uses."""
 
     flops_per_s: float = 5e10
     memory_bytes: float | None = None
@@ -46,19 +46,19 @@ class Machine:
 
 
 class Connection(NamedTuple):
-    """A layer at a border: it brings activations from how one layer leaves them to how another needs them."""
+    """A redistribution of activations from the layout that one layer gives to the layout that another needs."""
 
     source: int
-    """The layer before it, by its place in the graph."""
+    """Index in the graph of the layer before it."""
     target: int
     before: Way
-    """How activations lie on the group when they come in."""
+    """Layout of the incoming activations."""
     after: Way
-    """How they lie when they go out."""
+    """Layout of the outgoing activations."""
 
     @property
     def what(self) -> str:
-        """What it does on the way forward, and with gradients on the way back."""
+        """Its operation in the forward pass, and that for gradients in the backward pass."""
         return OPERATIONS[self.before, self.after]
 
 
@@ -71,14 +71,14 @@ OPERATIONS: dict[tuple[Way, Way], str] = {
 
 
 class Placed(NamedTuple):
-    """A layer and what became of it."""
+    """A layer with its placement and costs."""
 
     layer: Layer
     placement: str
     cost: Cost
-    """What a worker sends for it in a step, its borders with the layers before it included."""
+    """What a worker sends for the layer in a step, including redistributions of its inputs."""
     seconds: float
-    """Communication."""
+    """Seconds of communication."""
     compute_s: float
     memory_bytes: float
 
@@ -88,23 +88,23 @@ Planner = Callable[[Graph, int, int, "Machine"], "Plan"]
 
 @dataclass(frozen=True)
 class Plan:
-    """A placement for every layer, on a group of workers that trains one replica."""
+    """A placement of every layer, on a group of workers that trains one replica."""
 
     placed: tuple[Placed, ...]
     group: int
     rows: int
-    """Of the whole group in a step."""
+    """Rows of the whole group in a step."""
     machine: Machine
     alternatives: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
-    """Seconds of a step, bytes and memory of a worker, of the usual placements that fit into its memory."""
+    """Of the reference plans that fit into memory: seconds of a step, bytes sent, and memory of a worker."""
     too_large: Mapping[str, float] = field(default_factory=dict)
-    """Bytes on a worker of the usual placements that do not fit."""
+    """Of the reference plans that do not fit into memory: bytes on a worker."""
     connections: tuple[tuple[Connection, Cost, float], ...] = ()
-    """The layers at borders, with what a worker sends for each and the seconds of that."""
+    """The redistributions between layers, with what a worker sends for each and the seconds of that."""
     between: Cost = NOTHING
-    """What a worker sends in a step to the workers of other replicas, where that was asked for."""
+    """What a worker sends in a step to workers of other replicas, if the plan includes the exchange."""
     between_s: float = 0.0
-    """Seconds of a step in which it waits for them."""
+    """Seconds of a step in which a worker waits for that exchange."""
 
     @property
     def sent_bytes(self) -> float:
@@ -120,12 +120,12 @@ class Plan:
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step within a group, were nothing hidden behind anything."""
+        """Seconds of a step within a group, without overlap of computation and communication."""
         return self.compute_s + self.exchange_s
 
     @property
     def total_s(self) -> float:
-        """Seconds of a step, with what replicas exchange: computing, within the group, and between groups."""
+        """Seconds of a step: computation, and communication within and between groups."""
         return self.step_s + self.between_s
 
     @property
@@ -134,12 +134,12 @@ class Plan:
 
     @property
     def alone_s(self) -> float:
-        """Seconds in which one worker alone would compute the same rows, were its memory large enough."""
+        """Seconds that a single worker would need for the same rows, if its memory sufficed."""
         return sum(compute_of(p.layer, "data", 1, self.rows, self.machine) for p in self.placed)
 
 
 def choices(layer: Layer, group: int) -> tuple[str, ...]:
-    """The ways to place a layer on a group."""
+    """The possible placements of a layer on a group."""
     many, column = group > 1 and layer.outputs >= group, [] if layer.pinned else ["column"]
     if layer.kind == "split":
         return ("data", *(column if many else []), *(["row"] if many and layer.units_in >= group else []))
@@ -147,7 +147,7 @@ def choices(layer: Layer, group: int) -> tuple[str, ...]:
 
 
 def cost_of(layer: Layer, placement: str, group: int, rows: int) -> Cost:
-    """What a worker sends in a step for a layer itself."""
+    """What a worker sends in a step for the layer itself."""
     if placement == "row":
         return _both(summed_output(layer.features, rows, group), summed_gradients(layer.whole, group))
     if placement == "column" and layer.gathered[1]:
@@ -160,29 +160,29 @@ def cost_of(layer: Layer, placement: str, group: int, rows: int) -> Cost:
 
 
 def border(source: Layer, target: Layer, given: str, wanted: str, group: int, rows: int) -> Cost:
-    """What a worker sends to bring a layer's output to where the next one needs it; an input has no gradient."""
+    """What a worker sends to redistribute a layer's output for the next layer; an input has no gradient."""
     cost = NOTHING
-    for before, after in turns(source, target, given, wanted):
-        cost = _both(cost, _turned(source, before, after, group, rows))
+    for before, after in redistributions(source, target, given, wanted):
+        cost = _both(cost, _redistribution_cost(source, before, after, group, rows))
     return cost
 
 
-def _turned(source: Layer, before: Way, after: Way, group: int, rows: int) -> Cost:
+def _redistribution_cost(source: Layer, before: Way, after: Way, group: int, rows: int) -> Cost:
     cost = redistributed(before, after, source.features, rows, group)
     return Cost(cost.sent_bytes / 2, cost.messages / 2) if source.kind == "input" else cost
 
 
 def connections(graph: Graph, ways: Sequence[str]) -> list[Connection]:
-    """The layers that stand at the borders of layers which are placed in these ways, in the order of the graph."""
+    """The redistributions between layers that are placed in these ways, in the order of the graph."""
     return [
         Connection(source, target, before, after)
         for source, target in graph.edges
-        for before, after in turns(graph.layers[source], graph.layers[target], ways[source], ways[target])
+        for before, after in redistributions(graph.layers[source], graph.layers[target], ways[source], ways[target])
     ]
 
 
-def turns(source: Layer, target: Layer, given: str, wanted: str) -> list[tuple[Way, Way]]:
-    """From which way to which activations are brought between two layers, one after the other."""
+def redistributions(source: Layer, target: Layer, given: str, wanted: str) -> list[tuple[Way, Way]]:
+    """The redistributions between two layers, in order: pairs of layouts before and after."""
     before, after = WAYS[given][1], WAYS[wanted][0]
     if before == after == "features" and source.feature_dim != target.wanted_dim:
         return [("features", "rows"), ("rows", "features")]
@@ -194,16 +194,16 @@ def _both(one: Cost, other: Cost) -> Cost:
 
 
 def memory_of(layer: Layer, placement: str, group: int, rows: int, machine: Machine) -> float:
-    """Bytes on one worker: parameters, gradients and the optimizer's state; the output; an input that is gathered."""
+    """Bytes on a worker: parameters, gradients and optimizer state; the output; and the input where it is gathered."""
     share = 1 if placement in ("data", "rows") else group
-    each = FLOAT * layer.parameters  # of what is whole on each worker the optimizer's state is still shared out
+    each = FLOAT * layer.parameters  # optimizer state is split even for parameters that each worker holds in full
     parameters = each * (2 / share + machine.optimizer_floats / group)
     gathered = FLOAT * layer.inputs * rows if placement == "column" and group > 1 else 0.0
     return parameters + FLOAT * layer.features * rows / group + gathered
 
 
 def compute_of(layer: Layer, placement: str, group: int, rows: int, machine: Machine) -> float:
-    """Seconds that a worker computes on a layer in a step: as measured, or else by the layer's operations."""
+    """Seconds that a worker computes on a layer in a step: measured, or else estimated from operations."""
     each = layer.seconds if layer.seconds is not None else layer.flops / machine.flops_per_s
     if placement in ("column", "row") and layer.shared_seconds is not None:
         each = layer.shared_seconds * group
@@ -211,17 +211,19 @@ def compute_of(layer: Layer, placement: str, group: int, rows: int, machine: Mac
 
 
 def plan(graph: Graph, group: int, rows: int, machine: Machine | None = None) -> Plan:
-    """The plan whose step takes least time, computing and sending, of those that fit into the workers' memory.
+    """The plan with the shortest step, computation and communication, among those that fit into the workers' memory.
 
     Args:
         graph: the network.
         group: workers that train one replica together.
-        rows: of the whole group in a step.
-        machine: what each worker is, and the link between them.
+        rows: rows of the whole group in a step.
+        machine: properties of each worker and of the link between workers.
     """
     machine = machine or Machine()
     if group < 1 or rows < group:
-        raise ConfigError(f"a group of {group} workers cannot share {rows} rows a step; give each of them one at least")
+        raise ConfigError(
+            f"a group of {group} workers cannot share {rows} rows a step; give each worker at least one row"
+        )
     options = [choices(layer, group) for layer in graph.layers]
     chosen = _chosen(graph, options, group, rows, machine)
     if chosen is None:
@@ -244,7 +246,7 @@ def plan(graph: Graph, group: int, rows: int, machine: Machine | None = None) ->
             too_large[name] = other.memory_bytes
             continue
         fits[name] = (other.step_s, other.sent_bytes, other.memory_bytes)
-        if other.step_s < best.step_s:  # of a large graph under a limit only a sample of all combinations is looked at
+        if other.step_s < best.step_s:  # for a large graph with a limit the solver examines only a sample
             best = other
     return replace(best, alternatives=fits, too_large=too_large)
 
@@ -255,7 +257,7 @@ class Between:
 
     Args:
         period: steps between two exchanges of a parameter.
-        waits: whether steps wait for an exchange; else only for what of it is longer than the steps between two.
+        waits: whether steps wait for the whole exchange; otherwise only for the part that takes longer than the steps.
     """
 
     period: float = 1.0
@@ -263,7 +265,7 @@ class Between:
 
 
 def with_exchange(found: Plan, graph: Graph, workers: int, between: Between) -> Plan:
-    """The plan with what the replicas of all workers exchange: each member its part, with its lane."""
+    """The plan with the exchange between replicas: each member exchanges its part within its lane."""
     replicas = workers // found.group
     if replicas == 1:
         return found
@@ -276,17 +278,18 @@ def with_exchange(found: Plan, graph: Graph, workers: int, between: Between) -> 
 def sizes_of(
     graph: Graph, workers: int, batch: int, *, machine: Machine, between: Between, planned: Planner | None = None
 ) -> list[Plan]:
-    """A plan for each size that groups of these workers can have and a replica fits into, from the smallest on.
+    """A plan for each possible group size for which a replica fits into memory, from the smallest size on.
 
-    Every worker brings its batch, so a step takes the same rows in all: the plan with the least `total_s` is the best.
+    Every worker brings its own batch, so a step has the same rows at each size: the plan with the least `total_s` is
+    best.
 
     Args:
         graph: the network.
-        workers: of the cluster.
+        workers: workers of the cluster.
         batch: rows of a worker's step.
-        machine: what each worker is, and the link between them.
+        machine: properties of each worker and of the link between workers.
         between: how often replicas exchange.
-        planned: what places layers in groups of a size; `plan` unless said.
+        planned: the function that places layers in groups of a size; by default `plan`.
     """
     found, refusal = [], None
     for size in (size for size in range(1, workers + 1) if workers % size == 0):
@@ -303,7 +306,7 @@ def sizes_of(
 
 
 def pure(graph: Graph, name: str, group: int, rows: int, machine: Machine | None = None) -> Plan:
-    """The plan that places every layer in the same way, as far as it can be."""
+    """The reference plan that places every layer in the same way, where possible."""
     machine = machine or Machine()
     options = [choices(layer, group) for layer in graph.layers]
     ways = [next((p for p in PURE[name] if p in each), each[0]) for each in options]
@@ -317,7 +320,7 @@ def _chosen(
     costs = []
     for layer, ways in zip(graph.layers, options, strict=True):
         computing = [compute_of(layer, way, group, rows, machine) for way in ways]
-        least = min(computing)  # only what a placement adds is compared: where nothing does, not even rounding counts
+        least = min(computing)  # compares only additional time, so that rounding does not decide
         costs.append(
             [
                 wire.seconds(*cost_of(layer, way, group, rows)) + (seconds - least)
@@ -339,11 +342,11 @@ def _chosen(
 
 
 def as_placed(graph: Graph, ways: Sequence[str], group: int, rows: int, machine: Machine) -> Plan:
-    """The plan in which layers are placed in these ways."""
+    """The plan with the given placements."""
     found, borders = [], []
     inwards: list[list[Cost]] = [[] for _ in graph.layers]
     for each in connections(graph, ways):
-        cost = _turned(graph.layers[each.source], each.before, each.after, group, rows)
+        cost = _redistribution_cost(graph.layers[each.source], each.before, each.after, group, rows)
         inwards[each.target].append(cost)
         borders.append((each, cost, machine.wire.seconds(*cost)))
     for layer, way, brought in zip(graph.layers, ways, inwards, strict=True):

@@ -1,4 +1,4 @@
-"""Layer times, measured: what a plan counts with instead of operations over operations a second."""
+"""Measures the time of each layer, as an alternative to an estimate from its operations."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from thinwire.planning.tracing import first_tensor, traced_of
 
 
 def profiled(graph: Graph, module: nn.Module, examples: Sequence[Tensor], group: int = 1, repeats: int = 3) -> Graph:
-    """The same graph with every layer's seconds for one row, forward and backward, as this machine takes them.
+    """The graph with every layer's seconds for one row on this machine, forward and backward.
 
-    Of linear layers and convolutions also those of a worker that has its share of the outputs, of all rows: it has as
-    much to compute, and to read a whole input for it.
+    Linear layers and convolutions are also measured as on a worker with a share of the outputs and all rows: the same
+    amount of computation, but with a whole input to read.
 
     Args:
-        graph: the network's, of `graph_of`.
+        graph: the network's graph, from `graph_of`.
         module: the network itself, with parameters.
-        examples: rows to time it with, as many as a worker has in a step.
-        group: workers among which outputs may be shared out.
-        repeats: of which the median counts.
+        examples: example rows, as many as a worker has in a step.
+        group: workers among which outputs may be split.
+        repeats: measurements, of which the median is taken.
     """
     watch = _Watch(traced_of(module, len(examples)), group)
-    for _ in range(repeats + 1):  # the first finds its memory
+    for _ in range(repeats + 1):  # the first run allocates memory
         watch.run(*examples)
     rows = examples[0].shape[0]
     times = {name: statistics.median(each[1:]) / rows for name, each in watch.seconds.items()}
@@ -42,7 +42,7 @@ def profiled(graph: Graph, module: nn.Module, examples: Sequence[Tensor], group:
 
 
 def measured_flops() -> float:
-    """What this machine computes in a second, on one thread, from a product of matrices."""
+    """Floating-point operations a second of this machine on one thread, measured by a matrix product."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -57,7 +57,7 @@ def measured_flops() -> float:
 
 
 class _Watch(fx.Interpreter):
-    """Runs a network node by node, each one's backward pass right after it, and looks at the clock."""
+    """Runs a network node by node, each followed by its backward pass, and measures the time."""
 
     def __init__(self, traced: fx.GraphModule, group: int) -> None:
         super().__init__(traced)
@@ -83,7 +83,7 @@ class _Watch(fx.Interpreter):
         return fx.node.map_aggregate(found, lambda each: each.detach() if isinstance(each, Tensor) else each)
 
     def _share(self, n: fx.Node) -> None:
-        """Times a layer with a share of the outputs, on the rows of all."""
+        """Times a layer with a share of the outputs, on the rows of all workers."""
         module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
         if self._group == 1 or not isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
             return

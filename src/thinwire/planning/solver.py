@@ -1,9 +1,9 @@
-"""The cheapest choice for every node of a graph whose costs are of nodes and edges, exactly, under a limit.
+"""Finds the cheapest choice for every node of a graph with costs of nodes and edges, exactly, under a memory limit.
 
-Nodes are eliminated one by one, the one with fewest neighbours first: what is left of a node is a table over its
-neighbours' choices. On a chain that is dynamic programming; on the branching graphs of networks tables stay small,
-because branches meet again. Under a limit of memory a table holds every pair of cost and memory that no other beats;
-of a large graph's, which would be too many, a sample: what is found then keeps the limit, and is close to the best.
+Nodes are eliminated one by one, those with fewest neighbours first. The result of an elimination is a table over the
+choices of the node's neighbours. On a chain this is dynamic programming. On the branching graphs of networks tables
+stay small, because branches join again. Under a memory limit a table holds all Pareto-optimal pairs of cost and memory;
+for a large graph, with too many pairs, it holds a sample: the result then keeps the limit and is close to the best.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 
 Assignment = tuple[int, ...]
 EXACT_NODES, SAMPLE = 16, 64
-"""Nodes up to which a limit is kept at the least cost there is, and pairs that a table holds beyond."""
+"""Number of nodes up to which the result is exact under a limit, and pairs in a table for larger graphs."""
 
 
 class Label(NamedTuple):
-    """A way to choose for the nodes eliminated so far."""
+    """One combination of choices for the nodes eliminated so far."""
 
     cost: float
     memory: float
     picked: Any
-    """Nothing, a (node, choice), or a pair of these."""
+    """None, a pair (node, choice), or a pair of these."""
 
 
 class _Table(NamedTuple):
@@ -37,7 +37,7 @@ def cheapest(
     memory: Sequence[Sequence[float]],
     limit: float | None = None,
 ) -> tuple[int, ...] | None:
-    """The choice of every node; None where no combination is within the limit.
+    """The choice for every node; None where no combination is within the limit.
 
     >>> costs = [[0, 1], [5, 0], [0, 1]]
     >>> border = [[0, 3], [3, 0]]
@@ -47,10 +47,10 @@ def cheapest(
     (0, 0, 0)
 
     Args:
-        costs: of each node, by choice.
-        edges: of each pair of nodes, by the first's and the second's choice.
-        memory: of each node, by choice.
-        limit: of all nodes' memory together.
+        costs: for each node, the cost of each choice.
+        edges: for each pair of nodes, costs by the first's and the second's choice.
+        memory: for each node, the memory of each choice.
+        limit: largest sum of memory over all nodes.
     """
     free = _solve(costs, edges, memory, None)
     if free is None or limit is None or _held(free, memory) <= limit:
@@ -92,7 +92,7 @@ def _solve(
         node = min(near, key=lambda n: (len(near[n]), n))
         scope = tuple(sorted(near.pop(node)))
         open_memory -= least[node]
-        done = open_memory - sum(least[n] for n in scope)  # what others need at least, whatever is chosen here
+        done = open_memory - sum(least[n] for n in scope)  # the least memory of all other nodes
         mine = [tables[number] for number in sorted(of[node])]
         slack = None if limit is None else limit - done
         merged = _eliminate(node, len(costs[node]), scope, [len(costs[n]) for n in scope], mine, slack, most)
@@ -128,7 +128,7 @@ def _eliminate(
     slack: float | None,
     most: int | None,
 ) -> dict[Assignment, list[Label]]:
-    """The best of a node's choices, for every choice of its neighbours."""
+    """The Pareto-optimal labels of a node, for every combination of its neighbours' choices."""
     found: dict[Assignment, list[Label]] = {}
     for given in itertools.product(*(range(size) for size in sizes)):
         known = dict(zip(scope, given, strict=True))
@@ -139,24 +139,24 @@ def _eliminate(
             for table in tables:
                 ways = _joined(ways, table.labels[tuple(known[n] for n in table.nodes)], slack, most)
             labels += ways
-        found[given] = _unbeaten(labels, slack, most)
+        found[given] = _pareto_optimal(labels, slack, most)
     return found
 
 
 def _joined(one: list[Label], other: list[Label], slack: float | None, most: int | None) -> list[Label]:
-    """Every way of both, of which those stay that no other beats."""
+    """All combinations of both lists that are Pareto-optimal."""
     ways = [Label(a.cost + b.cost, a.memory + b.memory, _pair(a.picked, b.picked)) for a in one for b in other]
-    return _unbeaten(ways, slack, most)
+    return _pareto_optimal(ways, slack, most)
 
 
-def _unbeaten(labels: list[Label], slack: float | None, most: int | None) -> list[Label]:
+def _pareto_optimal(labels: list[Label], slack: float | None, most: int | None) -> list[Label]:
     if slack is None:
         return [min(labels, key=lambda label: label.cost)] if labels else []
     kept: list[Label] = []
     for label in sorted((way for way in labels if way.memory <= slack), key=lambda way: (way.memory, way.cost)):
         if not kept or label.cost < kept[-1].cost:
             kept.append(label)
-    if most is not None and len(kept) > most:  # evenly over those there are, the frugal end and the cheap end with them
+    if most is not None and len(kept) > most:  # an even sample that includes both ends
         kept = [kept[place * (len(kept) - 1) // (most - 1)] for place in range(most)]
     return kept
 

@@ -1,4 +1,4 @@
-"""A network as torch.fx reads it; or which module cannot be read, at which line, and what to do."""
+"""Traces a network with torch.fx, with errors that name the module, the line, and what to do."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from torch.utils._pytree import tree_map
 from thinwire.errors import ConfigError
 
 OWN = (os.path.dirname(torch.__file__) + os.sep, __file__)
-"""Where lines are of reading a network, and not of the network itself."""
+"""Files whose lines belong to tracing and not to the network itself."""
 
 
 class _FrozenError(Exception):
-    """What would be computed once, while the network is read, and be the same at every step from then on."""
+    """Tracing would record a value that has to be computed anew at every step."""
 
 
 class _Tracer(fx.Tracer):
-    """Follows `forward` with as many inputs as there are; whatever else it takes has its default.
+    """Traces `forward` with a given number of inputs; its other arguments have their defaults.
 
-    A module of torch.nn is one layer, and so is one that says `as_one_layer = True`: it is called, not looked into.
+    A module of torch.nn, or one with `as_one_layer = True`, is one layer: it is called, not traced into.
     """
 
     proxy_buffer_attributes = True
@@ -57,13 +57,13 @@ class _Tracer(fx.Tracer):
 
 
 def _generators() -> tuple[Any, ...]:
-    """The state of every generator of random numbers."""
+    """The states of all generators of random numbers."""
     numpy: Any = np.random.get_state(legacy=True)
     return random.getstate(), numpy[1].tobytes(), *numpy[2:], torch.get_rng_state().numpy().tobytes()
 
 
 def input_names(module: nn.Module, count: int | None = None) -> list[str]:
-    """The arguments of a network's `forward` that so many inputs go to; those that it must have, unless said."""
+    """The arguments of `forward` that get the network's inputs; by default the required ones."""
     name = type(module).__name__
     _, *parameters = inspect.signature(type(module).forward).parameters.values()
     named = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -87,14 +87,14 @@ def input_names(module: nn.Module, count: int | None = None) -> list[str]:
 
 
 def traced_of(module: nn.Module, inputs: int | None = None) -> fx.GraphModule:
-    """A network as torch.fx reads it.
+    """A network traced by torch.fx.
 
     Args:
         module: the network.
-        inputs: with how many inputs it is called; those that its `forward` must have, unless said.
+        inputs: number of inputs with which it is called; by default the arguments that its `forward` requires.
 
     Raises:
-        ConfigError: It cannot be read; the message names the module and the line.
+        ConfigError: The network cannot be traced; the message names the module and the line.
     """
     tracer, before = _Tracer(inputs), set(vars(module))
     try:
@@ -104,15 +104,15 @@ def traced_of(module: nn.Module, inputs: int | None = None) -> fx.GraphModule:
     except Exception as error:
         raise ConfigError(_why(module, tracer, error)) from error
     finally:
-        for name in set(vars(module)) - before:  # what tracing has put there
+        for name in set(vars(module)) - before:  # attributes that tracing has added
             delattr(module, name)
 
 
 def _why(module: nn.Module, tracer: _Tracer, error: Exception) -> str:
-    """What could not be read, where, and what to do."""
+    """The error message: what could not be traced, where, and what to do."""
     within = [path for path, _ in tracer.module_stack.values()]
     while within and tracer.is_leaf_module(module.get_submodule(within[-1]), within[-1]):
-        within.pop()  # it was about to be called
+        within.pop()  # the layer was about to be called
     path = within[-1] if within else ""
     inner = type(module.get_submodule(path)).__name__
     where = f"{path} ({inner})" if path else inner
@@ -136,14 +136,14 @@ def _why(module: nn.Module, tracer: _Tracer, error: Exception) -> str:
 
 
 def _frame(frames: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary | None:
-    """The innermost line of the network's own; of torch's layers where it has none."""
+    """The innermost line of the network's own code; of torch's layers where there is none."""
     own = [f for f in frames if not f.filename.startswith(OWN)]
     layers = [f for f in frames if f"{os.sep}torch{os.sep}nn{os.sep}" in f.filename]
     return next(reversed(own or layers), None)
 
 
 def without_memory(traced: fx.GraphModule) -> fx.GraphModule:
-    """A copy whose tensors have no memory; what is one tensor in several places stays one."""
+    """A copy whose tensors have no memory; a tensor that occurs in several places stays one tensor."""
     memo: dict[int, Any] = {}
     for module in traced.modules():
         for tensor in (*module._parameters.values(), *module._buffers.values(), *vars(module).values()):
@@ -155,11 +155,11 @@ def without_memory(traced: fx.GraphModule) -> fx.GraphModule:
     return found
 
 
-class OnNothing(fx.Interpreter):
+class MetaInterpreter(fx.Interpreter):
     """Runs a network on tensors without memory."""
 
     at = ""
-    """The layer that is being run, for messages."""
+    """The layer that is running, for messages."""
 
     def run_node(self, n: fx.Node) -> Any:
         module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
@@ -167,9 +167,9 @@ class OnNothing(fx.Interpreter):
         return super().run_node(n)
 
     def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """What a layer gives on nothing; of one that says `as_one_layer` and needs values, what it gives on zeros.
+        """A layer's output on tensors without memory; a layer with `as_one_layer` that needs values is run on zeros.
 
-        A layer that knows what it gives without computing it says so in a method `infer`.
+        A layer may define a method `infer`, which returns its output without computing it.
         """
         module = self.fetch_attr(str(target))
         try:
@@ -193,7 +193,7 @@ def _on_zeros(module: nn.Module, args: Any, kwargs: Any) -> Any:
 
 
 def first_tensor(value: Any) -> Tensor | None:
-    """The first tensor of what a layer gives: it may be one itself, or in a tuple, a list or a dictionary."""
+    """The first tensor in a layer's output, which may be a tensor, tuple, list or dictionary."""
     if isinstance(value, Tensor):
         return value
     values = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()

@@ -1,1 +1,1 @@
-"""What goes between processes: messages by kind, identifiers, chunks, deadlines, and the clock that all wait by."""
+"""What processes send each other: messages by kind, identifiers, chunks and deadlines; and the clock of a run."""

@@ -1,4 +1,4 @@
-"""Bytes too long for one message, in pieces."""
+"""Splits byte strings that are too long for one message into pieces."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from thinwire.errors import ProtocolError
 
 PIECE_BYTES = 4 << 20
 MOST_PIECES = 1 << 16
-"""256 GiB: what is announced to be longer is nobody's joint state."""
+"""256 GiB: a longer announcement cannot be a joint state, and is refused."""
 
 
 def pieces(data: bytes) -> Iterator[tuple[int, int, memoryview]]:
-    """Each piece with its number and how many there are."""
+    """Yields each piece after its number and the number of pieces."""
     count = max(1, -(-len(data) // PIECE_BYTES))
     for index in range(count):
         yield index, count, memoryview(data)[index * PIECE_BYTES : (index + 1) * PIECE_BYTES]
 
 
 class Reassembly:
-    """Pieces that come in, until all are there. Its name tells them from those of another.
+    """Collects pieces until all are there. The name tells its pieces from those of another byte string.
 
-    >>> parcel = Reassembly(1)
-    >>> [parcel.add(i, n, piece) for i, n, piece in pieces(b"abc")]
+    >>> reassembly = Reassembly(1)
+    >>> [reassembly.add(i, n, piece) for i, n, piece in pieces(b"abc")]
     [b'abc']
     """
 
@@ -31,7 +31,7 @@ class Reassembly:
         self._pieces: dict[int, bytes] = {}
 
     def add(self, index: int, count: int, piece: memoryview) -> bytes | None:
-        """The whole, with the last of its pieces."""
+        """All bytes, with the last missing piece; None before that."""
         if not 0 <= index < count <= MOST_PIECES or len(piece) > PIECE_BYTES:
             raise ProtocolError(f"piece {index} of {count} with {len(piece)} bytes is not possible")
         self._pieces[index] = bytes(piece)

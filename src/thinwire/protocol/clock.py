@@ -1,7 +1,7 @@
-"""Time as a run knows it: what is waited in, and what goes on beside.
+"""The time of a run: clocks, queues with timeouts, threads and executors.
 
-Everything that looks at a clock or waits does it through `Time`. On real machines that is `REAL`; a simulated cluster
-brings its own, in which waiting costs nothing and every step takes as long as it is said to.
+Code that reads a clock or waits does so through `Time`. On real machines that is `REAL`. A simulated cluster has a time
+of its own, in which waiting costs nothing and each step takes the duration that the simulation sets.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, Protocol
 
 Clock = Callable[[], float]
-"""Gives seconds since some moment."""
+"""Returns the seconds since a fixed moment."""
 
 
 class Queue(Protocol):
-    """As much of `queue.SimpleQueue` as is used: one side puts, another gets, in order."""
+    """The part of `queue.SimpleQueue` that thinwire uses: one side puts, the other gets, in order."""
 
     def put(self, item: Any) -> None: ...
 
@@ -30,7 +30,7 @@ class Queue(Protocol):
 
 
 class Beside(Protocol):
-    """What goes on beside whoever started it."""
+    """The part of `threading.Thread` that thinwire uses."""
 
     def start(self) -> None: ...
 
@@ -40,26 +40,26 @@ class Beside(Protocol):
 
 
 class Time(Protocol):
-    """A clock, and what must know of it."""
+    """A clock, and the things that wait by it."""
 
     def now(self) -> float:
-        """Seconds since some moment; never goes back."""
+        """Seconds since a fixed moment; never decreases."""
 
     def wall(self) -> float:
-        """The moment as events are stamped with it."""
+        """The time of day, with which events are stamped."""
 
     def queue(self) -> Queue:
-        """Something to hand values over through, whose reader may wait."""
+        """A queue whose reader may wait."""
 
     def beside(self, act: Callable[[], None], name: str) -> Beside:
-        """What will run beside its maker, once it is started."""
+        """A thread that runs `act` once it is started."""
 
     def executor(self, name: str, threads: int = 1) -> Executor:
-        """Does slow things beside its maker, so many at once."""
+        """An executor for slow work, with this number of threads."""
 
 
 class RealTime:
-    """The time of this machine."""
+    """The real time of this machine."""
 
     now = staticmethod(time.monotonic)
     wall = staticmethod(time.time)

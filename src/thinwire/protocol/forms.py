@@ -1,4 +1,4 @@
-"""The form of a message: its fields, the check of each, and the way from a dataclass to a JSON header and back.
+"""The form of a message: its fields, their checks, and the conversion of a dataclass to a JSON header and back.
 
 A message is a frozen dataclass. The annotation of each of its fields carries a `Field`: the name in the header, the
 check of the value there, and the two conversions. The receiver refuses a header that does not have the form of its
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, get_type_hints
 from thinwire.errors import ProtocolError
 
 Header = dict[str, Any]
-"""A message's JSON part. Its "t" names the kind of message."""
+"""The JSON part of a message. Its key "t" names the kind of message."""
 Check = Callable[[Any], bool]
 _MOST = 2**63
 
@@ -35,10 +35,10 @@ class Field(NamedTuple):
 
 
 class Body(Protocol):
-    """What a message says: a frozen dataclass whose fields are annotated with a `Field` each."""
+    """A message: a frozen dataclass whose fields are annotated with a `Field` each."""
 
     tag: ClassVar[str]
-    """The kind of message, in the header."""
+    """The name of the kind of message, in the header."""
 
 
 class _Slot(NamedTuple):
@@ -58,7 +58,7 @@ def _slots(kind: type) -> tuple[_Slot, ...]:
 
 
 def header_of(body: Body) -> Header:
-    """A message's header; a field that has its default is left out."""
+    """The header of a message; fields with their default value are left out."""
     header: Header = {"t": body.tag}
     for attribute, field, default in _slots(type(body)):
         value = getattr(body, attribute)
@@ -83,7 +83,7 @@ class Kinds(Mapping[str, type]):
         return len(self._kinds)
 
     def decode(self, header: Header) -> Any:
-        """The message that a header says.
+        """Builds the message of a header.
 
         Raises:
             ProtocolError: The header does not have the form of one of these kinds.
@@ -109,7 +109,7 @@ class Kinds(Mapping[str, type]):
 
 
 def is_count(value: Any) -> bool:
-    """Whether this is a whole number from 0 to 2⁶³.
+    """Whether a value is a whole number from 0 to 2⁶³.
 
     >>> is_count(3), is_count(True), is_count(3.0), is_count(-1), is_count(10**30)
     (True, False, False, False, False)
@@ -118,12 +118,12 @@ def is_count(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether this is a number, finite or not."""
+    """Whether a value is a number, finite or not."""
     return type(value) is float or (type(value) is int and abs(value) < _MOST)
 
 
 def is_real(value: Any) -> bool:
-    """Whether this is a finite number.
+    """Whether a value is a finite number.
 
     >>> is_real(0.5), is_real(float("nan")), is_real(10**400)
     (True, False, False)
@@ -132,17 +132,17 @@ def is_real(value: Any) -> bool:
 
 
 def is_text(value: Any) -> bool:
-    """Whether this is a text."""
+    """Whether a value is a text."""
     return isinstance(value, str)
 
 
 def is_truth(value: Any) -> bool:
-    """Whether this is true or false."""
+    """Whether a value is true or false."""
     return isinstance(value, bool)
 
 
 def is_table(value: Any) -> bool:
-    """Whether this is a JSON object."""
+    """Whether a value is a JSON object."""
     return isinstance(value, dict)
 
 
@@ -174,12 +174,12 @@ def by_number(check: Check) -> Check:
 
 
 def is_pair(value: Any) -> bool:
-    """Whether this is a list of two counts."""
+    """Whether a value is a list of two counts."""
     return list_of(is_count)(value) and len(value) == 2
 
 
 def form(needed: Mapping[str, Check], **more: Check) -> Check:
-    """A check of a JSON object that has the needed fields, and may have the others."""
+    """A check of a JSON object that has all `needed` fields, and may have those of `more`."""
 
     def check(value: Any) -> bool:
         if not isinstance(value, dict) or not all(name in value and fits(value[name]) for name, fits in needed.items()):

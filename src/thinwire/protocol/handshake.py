@@ -1,4 +1,4 @@
-"""What a worker says of itself when it joins, and whether the coordinator understands it."""
+"""What a worker tells of itself when it joins, and whether the coordinator can work with its version."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from thinwire.protocol.messages import Join
 
 PROTOCOL = 4
-"""Of all messages of a run. It grows with every change that an older thinwire would misunderstand, and only here."""
+"""Version of all messages of a run. Increase it with every change that an older thinwire would misunderstand."""
 
 _log = logging.getLogger("thinwire.coordinator")
 
 
 def hello() -> dict[str, Any]:
-    """Who and where a worker is, and which thinwire it runs."""
+    """Host, process and versions of this worker."""
     return {"host": socket.gethostname(), "pid": os.getpid(), "thinwire": __version__, "protocol": PROTOCOL}
 
 
 def check_hello(worker: int, join: Join) -> None:
-    """Nothing, where both speak one protocol.
+    """Checks that worker and driver speak the same version of the protocol.
 
     Raises:
-        ProtocolError: The worker runs a thinwire that this one cannot train with.
+        ProtocolError: The worker's protocol is another one.
     """
     who = f"worker {worker} on {join.host or 'an unknown host'} (pid {join.pid or '?'})"
     if join.protocol != PROTOCOL:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 FINAL = "final"
-"""Ends the names of what is made once, at the end of a run: means, and the last checkpoint."""
+"""Suffix of names of rounds and checkpoints that are made once, at the end of a run."""
 _AFTER_ALL_STEPS = 1 << 62
 
 

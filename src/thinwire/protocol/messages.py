@@ -1,7 +1,7 @@
-"""Messages between the coordinator and workers, and among workers: a dataclass for each, in the order of its header.
+"""Messages between the coordinator and workers, and among workers: one dataclass each, fields in header order.
 
-`header_of` makes the header of a message; the four tables at the end, by sender and receiver, read one. Letters between
-an agent and the short tasks of Spark are in `thinwire.exchange.spark`.
+`header_of` makes the header of a message. The four tables at the end, by sender and receiver, decode headers. Letters
+between an agent and Spark's short tasks are defined in `thinwire.exchange.spark`.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from thinwire.rules.compression import CODECS
 COORDINATOR = -1
 """The coordinator's number among peers."""
 ANY_ATTEMPT = -1
-"""In place of an attempt's number: whichever attempt is there."""
+"""In place of an attempt's number: any attempt."""
 MOST_PIECES = 1 << 20
-"""Of a result, and of each of its pieces."""
+"""Most chunks of a result, and most pieces of a chunk."""
 
 
 class Message(NamedTuple):
-    """One message on its way: its sender, its header, and a payload of raw bytes where it has one."""
+    """One message in transit: its sender, its header, and an optional payload of raw bytes."""
 
     sender: int
     header: Header
@@ -55,13 +55,13 @@ class Message(NamedTuple):
 _ADDRESS = re.compile(
     r"tcp://([A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}|(memory:)?[0-9]{1,18}\.[0-9]{1,18}"
 )
-"""Of a socket; of a queue in this process, or of an agent that Spark's jobs visit, by worker and attempt."""
+"""Addresses of a socket, of a queue in this process, or of an agent that Spark's jobs visit (by worker and attempt)."""
 _MEETING = re.compile(r"[A-Za-z0-9._\[\]:-]{1,255}:[0-9.]{1,40}")
 _SAVE = re.compile(r"[0-9]{1,18}-(final|step-[0-9]{1,18})")
 
 
 def is_address(value: Any) -> bool:
-    """Whether the form is that of an address at which workers can be reached.
+    """Whether a value has the form of an address at which a worker can be reached.
 
     >>> is_address("tcp://10.0.0.7:41234"), is_address("ipc:///tmp/x")
     (True, False)
@@ -144,7 +144,7 @@ def _by_text(value: Mapping[int, Any]) -> dict[str, Any]:
 
 Pair = tuple[int, int]
 Note = dict[str, Any]
-"""What a worker says beside its contribution to a round: see `thinwire.exchange.notes`, which checks it."""
+"""What a worker sends beside its contribution to a round; `thinwire.exchange.notes` checks the content."""
 
 # -- fields that several messages have --------------------------------------------------------------------------------
 
@@ -185,14 +185,14 @@ class Join:
     held: Annotated[int, Field("held", is_count)] = 0
     """Its validation rows."""
     same: Annotated[str | None, Field("same", is_text)] = None
-    """The label that all its rows have, where they have one."""
+    """The label of all its rows; None where labels differ."""
     meets: Annotated[str | None, Field("meets", maybe(_is_meeting))] = None
-    """Where the members of its group meet, where it is the first of one."""
+    """Address where the members of its group meet, if this worker is the first of a group."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fetch:
-    """A worker that has yet to join wants a piece of its rows."""
+    """A worker that has yet to join asks for a piece of its rows."""
 
     tag: ClassVar[str] = "fetch"
     attempt: Attempt
@@ -202,20 +202,20 @@ class Fetch:
 
 @dataclass(frozen=True, kw_only=True)
 class Beat:
-    """A worker lives, and this is how far it is."""
+    """A worker's heartbeat with its progress."""
 
     tag: ClassVar[str] = "beat"
     attempt: Attempt
     landed: Landed
     progress: Annotated[dict[str, Any], Field("progress", or_empty(_is_progress), _or_nothing)]
-    """Empty until a worker that took another's place has begun to step."""
+    """Empty until a replacement has taken its first step."""
     sent_bytes: Annotated[int, Field("bytes", is_count)]
     received_bytes: Annotated[int, Field("received", is_count)]
     waiting: Annotated[dict[str, list[int]], Field("waiting", table_of(list_of(is_count)))]
-    """Its open rounds, and the workers that each still misses something from."""
+    """Its open rounds, and for each the workers from which it lacks a message."""
     refused: Annotated[int, Field("refused", is_count)]
     sure: Annotated[bool, Field("sure", is_truth)] = False
-    """Whether no later heartbeat would make up for a lost one."""
+    """Whether this heartbeat must be delivered, since no later one would replace it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,12 +227,12 @@ class Prepared:
     generation: Generation
     landed: Landed
     fresh: Annotated[bool, Field("fresh", is_truth)]
-    """Whether it has yet to take the joint state over."""
+    """Whether the worker has yet to take the joint state over."""
     since: Annotated[int, Field("since", is_count)]
-    """The newest generation in which it held what all held."""
+    """The newest generation whose joint state it held."""
     digest: Annotated[str, Field("digest", is_text)]
     table: Annotated[dict[str, Any] | None, Field("more", or_empty(_is_answer))] = None
-    """What it says of the table's tuples (`thinwire.exchange.table.plan.Answer`)."""
+    """What the worker knows of the table's tuples (`thinwire.exchange.table.plan.Answer`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +252,7 @@ class Evaluated:
 
 @dataclass(frozen=True, kw_only=True)
 class Caught:
-    """A worker has taken the joint state over; it has no part in publications up to this one."""
+    """A worker has taken the joint state over; it takes no part in publications up to this one."""
 
     tag: ClassVar[str] = "caught"
     attempt: Attempt
@@ -269,7 +269,7 @@ class Saved:
     parts: Annotated[list[dict[str, Any]], Field("parts", list_of(_is_part))]
     steps: Steps
     fails: Annotated[bool, Field("fails", is_truth)]
-    """Whether its last steps were not taken, since their gradients were not finite."""
+    """Whether its last steps were skipped because their gradients were not finite."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,7 +282,7 @@ class Finished:
 
 @dataclass(frozen=True, kw_only=True)
 class Agreed:
-    """A worker knows the final model; lost workers are no longer replaced."""
+    """A worker holds the final model; lost workers are no longer replaced."""
 
     tag: ClassVar[str] = "agreed"
     attempt: Attempt
@@ -298,7 +298,7 @@ class Epoch:
     rows: Rows
     loss: Annotated[float | None, Field("loss", maybe(is_number))]
     gradient_norm: Annotated[float | None, Field("norm", maybe(is_number))] = None
-    """Mean length of the gradients that were looked at."""
+    """Mean norm of the gradients that were measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,8 +316,8 @@ class Happened:
 
     @property
     def type(self) -> type[events.Event] | None:
-        """The event's class; None for one of another version of thinwire."""
-        return TOLD.get(self.kind)
+        """The event's class; None for an event of another version of thinwire."""
+        return WORKER_EVENTS.get(self.kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,11 +334,11 @@ class Failed:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPiece:
-    """Where a piece of a model belongs: base of the messages that carry one."""
+    """A piece of a model: base of the messages that carry one."""
 
     attempt: Attempt
     part: Annotated[int, Field("part", is_count)]
-    """The number of the worker in its group, whose part of the model this is."""
+    """The number in its group of the worker that holds this part of the model."""
     index: Annotated[int, Field("i", is_count)]
     count: Annotated[int, Field("n", is_count)]
     chunk: Annotated[int, Field("chunk", is_count)]
@@ -358,7 +358,7 @@ class Result(ModelPiece):
 
 @dataclass(frozen=True, kw_only=True)
 class Shown(ModelPiece):
-    """A piece of the joint model of an evaluation, for callbacks that are given it."""
+    """A piece of the joint model of an evaluation, for callbacks that take models."""
 
     tag: ClassVar[str] = "shown"
     number: Annotated[int, Field("p", is_count)]
@@ -371,13 +371,13 @@ class Apart:
     tag: ClassVar[str] = "apart"
     attempt: Attempt
     meeting: Annotated[int, Field("n", is_count)]
-    """The last meeting of the group that it was at."""
+    """The last meeting of the group that the worker took part in."""
     why: Annotated[str, Field("why", is_text)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bye:
-    """A worker's last word."""
+    """A worker's last message."""
 
     tag: ClassVar[str] = "bye"
     attempt: Attempt
@@ -388,14 +388,14 @@ class Bye:
 
 @dataclass(frozen=True, kw_only=True)
 class Pong:
-    """The coordinator lives."""
+    """Answer to a heartbeat: the coordinator is alive."""
 
     tag: ClassVar[str] = "pong"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """An earlier attempt holds this worker's seat, and is needed there."""
+    """Another attempt holds this worker's seat and cannot be spared; the receiver waits."""
 
     tag: ClassVar[str] = "wait"
 
@@ -409,12 +409,12 @@ class Rejoin:
 
 @dataclass(frozen=True, kw_only=True)
 class Leave:
-    """The worker is to end."""
+    """The receiver is to end."""
 
     tag: ClassVar[str] = "leave"
     why: Annotated[str, Field("why", is_text)]
     done: Annotated[bool, Field("done", is_truth)] = False
-    """Whether its work is done; otherwise another has taken its place."""
+    """Whether the receiver's work is done; otherwise another attempt has taken its place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -429,7 +429,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepare:
-    """A generation is about to form: a worker merges nothing more until it has."""
+    """A generation is about to form: until its commit, the receiver merges nothing."""
 
     tag: ClassVar[str] = "prepare"
     generation: Generation
@@ -442,36 +442,36 @@ class Commit:
     tag: ClassVar[str] = "commit"
     generation: Generation
     members: Annotated[dict[int, dict[str, Any]], Field("members", by_number(_is_member), _by_worker, _by_text)]
-    """By worker its address and attempt, and where a predecessor left off."""
+    """By worker, its address, its attempt, and the position where its predecessor stopped."""
     reference: Annotated[int, Field("reference", is_count)]
     """The member that holds the newest joint state."""
     landed: Landed
     digest: Annotated[str, Field("digest", is_text)]
     since: Annotated[int, Field("since", is_count)]
     tables: Annotated[dict[int, dict[str, Any]], Field("more", by_number(_is_answer), _by_worker, _by_text)]
-    """What members said of the table's tuples."""
+    """Answers of the members about the table's tuples."""
     total_rows: Annotated[int, Field("rows", is_count)]
     totals: Annotated[dict[int, int], Field("totals", by_number(is_count), _by_worker, _by_text)]
     """Rows that each worker has done."""
     group: Annotated[dict[str, Any] | None, Field("group", _is_group)] = None
-    """How often the receiver's group has come together, and where it meets."""
+    """The number of the group's meeting, and the address where it meets."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What became of an evaluation."""
+    """The result of an evaluation."""
 
     tag: ClassVar[str] = "verdict"
     number: Annotated[int, Field("p", is_count)]
     best: Annotated[bool, Field("best", is_truth)]
     stop: Annotated[str | None, Field("stop", maybe(is_text))]
-    """Why the run is to end, where it is."""
+    """Why the run is to end; None where it goes on."""
     metrics: Annotated[dict[str, float], Field("metrics", table_of(is_number))]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """The first worker is to end the run at its next round."""
+    """The receiver, as the first worker, is to end the run at its next round."""
 
     tag: ClassVar[str] = "stop"
     why: Annotated[str, Field("why", is_text)]
@@ -505,7 +505,7 @@ class Done:
 
 @dataclass(frozen=True, kw_only=True)
 class Open:
-    """A round has begun, of which the receiver sums nothing."""
+    """A round has begun in which the receiver sums no chunk."""
 
     tag: ClassVar[str] = "open"
     generation: Generation
@@ -518,7 +518,7 @@ class Open:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A worker's contribution to a chunk of a round, for the worker that sums it."""
+    """A contribution to a chunk of a round, for the worker that sums the chunk."""
 
     tag: ClassVar[str] = "part"
     generation: Generation
@@ -533,7 +533,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Sum:
-    """The mean of a chunk, from the worker that sums it."""
+    """The mean of a chunk, from the worker that summed it."""
 
     tag: ClassVar[str] = "sum"
     generation: Generation
@@ -548,12 +548,12 @@ class Sum:
     dropped: Annotated[tuple[int, ...], Field("x", list_of(is_count), tuple, list)] = ()
     """The workers whose contributions were not finite."""
     empty: Annotated[bool, Field("e", is_truth)] = False
-    """Whether nobody contributed."""
+    """Whether no worker contributed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Want:
-    """A worker needs the joint state."""
+    """The sender asks for the joint state."""
 
     tag: ClassVar[str] = "want"
     generation: Generation
@@ -584,16 +584,16 @@ class Update:
     number: Annotated[int, Field("n", is_count)]
     weight: Weight
     rates: Annotated[tuple[float, ...], Field("rates", list_of(is_real), tuple, list)]
-    """The sender's learning rates, by the groups of its optimizer; none where servers have their own."""
+    """The sender's learning rates, by parameter group of its optimizer; empty where servers have rates of their own."""
     absent: Annotated[tuple[int, ...], Field("absent", list_of(is_count), tuple, list)]
-    """The numbers of the parameters of which it has no gradient."""
+    """Numbers of the parameters for which it has no gradient."""
     over: Annotated[bool, Field("over", is_truth)]
-    """Whether nobody knows if an earlier line of the table had it: it counts for nothing."""
+    """Whether an earlier plan of the table may have counted it already; it is answered without being counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What a contribution has made of a tuple."""
+    """The result of a contribution to a tuple."""
 
     tag: ClassVar[str] = "reply"
     generation: Generation
@@ -608,7 +608,7 @@ class Reply:
 
 @dataclass(frozen=True, kw_only=True)
 class Get:
-    """A worker wants a tuple as it is now."""
+    """A worker asks for the present value of a tuple."""
 
     tag: ClassVar[str] = "get"
     generation: Generation
@@ -618,7 +618,7 @@ class Get:
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """A tuple as it is now."""
+    """The present value of a tuple."""
 
     tag: ClassVar[str] = "value"
     generation: Generation
@@ -628,7 +628,7 @@ class Value:
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """A tuple comes to its new host."""
+    """A tuple, for its new host."""
 
     tag: ClassVar[str] = "move"
     generation: Generation
@@ -638,7 +638,7 @@ class Move:
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
-    """A tuple has come to its new host."""
+    """The sender, as the new host, has received a tuple."""
 
     tag: ClassVar[str] = "moved"
     generation: Generation
@@ -648,7 +648,7 @@ class Moved:
 
 @dataclass(frozen=True, kw_only=True)
 class Copy:
-    """A checkpoint of a tuple, for the neighbour that would take over."""
+    """A checkpoint of a tuple, for the neighbour that would take the tuple over."""
 
     tag: ClassVar[str] = "copy"
     generation: Generation
@@ -670,7 +670,7 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """A tuple, as it is published."""
+    """A tuple of a publication."""
 
     tag: ClassVar[str] = "page"
     generation: Generation
@@ -678,7 +678,7 @@ class Page:
     key: Key
     name: Name
     whole: Annotated[bool, Field("whole", is_truth)]
-    """Whether it is to be saved, with all its state."""
+    """Whether the publication is saved, so that the page has all of the tuple's state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -703,7 +703,7 @@ class Go:
 
 @dataclass(frozen=True, kw_only=True)
 class Noted:
-    """How far a worker is, for the first one."""
+    """A worker's progress, for the first worker."""
 
     tag: ClassVar[str] = "note"
     generation: Generation
@@ -713,7 +713,7 @@ class Noted:
 
 @dataclass(frozen=True, kw_only=True)
 class Idle:
-    """Whether a worker's rows are done: nobody waits for its contributions then."""
+    """Whether a worker's rows are done; servers then wait for no contribution of it."""
 
     tag: ClassVar[str] = "done"
     generation: Generation
@@ -772,9 +772,9 @@ TO_WORKER = Kinds((Pong, Wait, Rejoin, Leave, Piece, Prepare, Commit, Verdict, S
 AMONG_WORKERS = Kinds((Open, Part, Sum, Want, State, *_TABLE))
 FROM_SPARK = Kinds((SparkOpen, SparkSum))
 
-# -- events that workers tell of --------------------------------------------------------------------------------------
+# -- events that workers send -----------------------------------------------------------------------------------------
 
-_TOLD = (
+_WORKER_EVENT_KINDS = (
     events.RoundLanded,
     events.SettingChanged,
     events.Tried,
@@ -783,18 +783,18 @@ _TOLD = (
     events.CheckpointFailed,
     events.NonFinite,
 )
-TOLD: dict[str, type[events.Event]] = {kind.kind: kind for kind in _TOLD}
-"""Events that workers tell of."""
+WORKER_EVENTS: dict[str, type[events.Event]] = {kind.kind: kind for kind in _WORKER_EVENT_KINDS}
+"""Events that workers may send, by kind."""
 
 
-def _hint(hint: Any) -> Check:
+def _check_of(hint: Any) -> Check:
     """The check of a field of an event, from its annotation."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
-        options = [_hint(option) for option in get_args(hint)]
+        options = [_check_of(option) for option in get_args(hint)]
         return lambda value: any(option(value) for option in options)
     if origin is tuple:
-        return list_of(_hint(get_args(hint)[0]))
+        return list_of(_check_of(get_args(hint)[0]))
     checks: dict[Any, Check] = {
         int: is_count,
         float: is_number,
@@ -806,18 +806,20 @@ def _hint(hint: Any) -> Check:
 
 
 def _event_checks(kind: type[events.Event]) -> Mapping[str, Check]:
-    return {name: _hint(hint) for name, hint in get_type_hints(kind).items() if name != "kind"}
+    return {name: _check_of(hint) for name, hint in get_type_hints(kind).items() if name != "kind"}
 
 
-_EVENTS = {name: _event_checks(kind) for name, kind in TOLD.items()}
-_EVENTS["checkpoint_failed"] = {**_EVENTS["checkpoint_failed"], "name": _is_checkpoint}
+_EVENT_CHECKS = {name: _event_checks(kind) for name, kind in WORKER_EVENTS.items()}
+_EVENT_CHECKS["checkpoint_failed"] = {**_EVENT_CHECKS["checkpoint_failed"], "name": _is_checkpoint}
 
 
 def _is_event(name: str, told: dict[str, Any]) -> bool:
-    checks = _EVENTS.get(name, {})
+    checks = _EVENT_CHECKS.get(name, {})
     if not checks:  # of another version of thinwire: it is left out, not refused
         return True
-    optional = {"time"} | {field.name for field in fields(TOLD[name]) if hasattr(TOLD[name], field.name)}
+    optional = {"time"} | {
+        field.name for field in fields(WORKER_EVENTS[name]) if hasattr(WORKER_EVENTS[name], field.name)
+    }
     return set(told) <= set(checks) and all(
         checks[field](told[field]) if field in told else field in optional for field in checks
     )

@@ -1,7 +1,7 @@
-"""What the engine shows an observer beside its events: moments at which an invariant can be checked.
+"""Observations of the engine, beside its events: moments at which an invariant can be checked.
 
 Users' callbacks get events, which are cheap and serialisable. An observer gets the tensors themselves, on the thread
-that holds them, and must neither change nor keep them. The schedules of thinwire-lab check their invariants this way.
+that owns them, and must neither change nor keep them. The schedules of thinwire-lab check their invariants this way.
 """
 
 from __future__ import annotations
@@ -13,43 +13,43 @@ from torch import Tensor
 
 
 class Opened(NamedTuple):
-    """The coordinator of a run starts; a run that goes on from a checkpoint opens again."""
+    """The coordinator of a run starts; a run that resumes from a checkpoint opens again."""
 
 
 class Heard(NamedTuple):
-    """The coordinator took in how far a worker is."""
+    """The coordinator has received a worker's progress."""
 
     worker: int
     rows: int
-    """A replacement would continue after so many rows."""
+    """Rows after which a replacement of the worker would continue."""
 
 
 class SeatLost(NamedTuple):
-    """The coordinator gave up a worker."""
+    """The coordinator has given up a worker's seat."""
 
     worker: int
 
 
 class GroupLeft(NamedTuple):
-    """A worker noticed that its placement group is broken."""
+    """A worker has noticed that its placement group is broken."""
 
 
 class Synchronised(NamedTuple):
-    """A worker entered a generation with the joint state that all members hold."""
+    """A worker has entered a generation with the joint state that all members hold."""
 
     generation: int
     num_members: int
     landed: int
     model: Tensor | None
-    """None where the joint model is not replicated on workers."""
+    """None where workers hold no copy of the joint model."""
 
 
 class StateLoaded(NamedTuple):
-    """A worker's joint state was replaced by that of a peer or of a checkpoint."""
+    """A worker's joint state was replaced by a peer's or a checkpoint's."""
 
 
 class ReplicaEntered(NamedTuple):
-    """A worker's main thread has entered a generation; a replica that trained alone is in the joint model now."""
+    """A worker's main thread has entered a generation; the joint model now includes a replica that trained alone."""
 
     generation: int
     alone: bool
@@ -63,15 +63,15 @@ class Merged(NamedTuple):
     reply: Tensor
     model: Tensor | None
     kept: tuple[Tensor, ...] = ()
-    """What a joint optimizer keeps beside the model, where there is one."""
+    """State of a joint optimizer beside the model; empty without such an optimizer."""
 
 
 class Concluded(NamedTuple):
-    """A worker knows the final model."""
+    """A worker holds the final model."""
 
     model: Tensor
     settled: bool
-    """Whether no other worker can change it any more; not so under asynchronous strategies."""
+    """Whether no other worker can change the model any more; False under asynchronous strategies."""
 
 
 Observation = Opened | Heard | SeatLost | GroupLeft | Synchronised | StateLoaded | ReplicaEntered | Merged | Concluded
@@ -79,4 +79,4 @@ Observer = Callable[[Observation], None]
 
 
 def unobserved(observation: Observation) -> None:
-    """The observer of every run that nobody observes."""
+    """The observer of runs that are not observed: does nothing."""

@@ -1,4 +1,4 @@
-"""State machines as tables: one row a transition, and a transition that no row allows raises.
+"""State machines as tables: each row is a transition, and an event that no row allows raises.
 
 `docs/explanation/machines.md` is generated from the tables, so the page and the code cannot differ.
 """
@@ -14,7 +14,7 @@ Cause = TypeVar("Cause", bound=Enum)
 
 
 class InvalidTransitionError(RuntimeError):
-    """A state machine was told of an event that its state does not allow: a mistake in thinwire, not in a message."""
+    """A state machine got an event that its state does not allow: a defect of thinwire, not of a message."""
 
 
 class Row(NamedTuple, Generic[State, Cause]):

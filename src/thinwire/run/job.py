@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import torch
@@ -39,10 +39,8 @@ from thinwire.replicas.torch import resolve_device
 from thinwire.run.searches import Setup, refuse_search
 from thinwire.strategies import Strategy
 from thinwire.transport.ports import Link, Wire
-from thinwire.worker.group_worker import GroupWorker
 from thinwire.worker.plan import WorkerPlan
 from thinwire.worker.ports import Batches
-from thinwire.worker.resume import resume
 from thinwire.worker.worker import Worker
 
 FETCH_S, ASK_S = 60.0, 10.0
@@ -199,7 +197,7 @@ def work(
         _log.info("worker %s ends", worker)
         logs.leave()
         if job.placement.size > 1 and runner is not None:
-            runner.replica.crew.close()
+            cast(GroupReplica, runner.replica).crew.close()
     return True
 
 
@@ -254,8 +252,7 @@ def _build(
     )
     save = None if job.checkpoints is None else CheckpointStore(job.checkpoints).write_part
     plan = replace(job.plan, worker=worker, attempt=attempt)
-    kind = GroupWorker if job.placement.size > 1 else Worker
-    runner = kind(plan, replica, batches, peer, joint, save)
+    runner = Worker(plan, replica, batches, peer, joint, save)
     if kept is not None:
         _go_on(runner, job, *kept)
     return runner, peer
@@ -270,7 +267,7 @@ def _part(job: Job, spec: TrainSpec, worker: int, attempt: int, link: Link, batc
         )
     size, host = job.placement.size, urlsplit(link.address).hostname or "127.0.0.1"
     assert job.crew is not None  # `thinwire.run.checks` has refused the placement otherwise
-    crew, examples = job.crew(worker, attempt, size, host), list(first.inputs)
+    crew, examples = job.crew(worker, attempt, size, host), list(cast(Batch, first).inputs)
     return job.part(job.placement, job.model, spec, worker, crew=crew, examples=examples, rows=job.batch_size)
 
 
@@ -329,7 +326,7 @@ def _kept(job: Job, worker: int, first: bool) -> tuple[Manifest, dict[str, Any],
 
 
 def _go_on(runner: Worker, job: Job, manifest: Manifest, joint: dict[str, Any], own: dict[str, Any] | None) -> None:
-    resume(runner, joint, own)
+    runner.resume(joint, own)
     if own is not None:
         return
     if manifest.meta.get("workers") == job.workers:  # it had left, was lost, or had not come yet

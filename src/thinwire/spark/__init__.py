@@ -1,4 +1,4 @@
-"""thinwire for Spark ML: an Estimator that trains a network on a DataFrame, and the Model that predicts with it."""
+"""thinwire for Spark ML: an Estimator that trains a network on a DataFrame, and a Model that predicts with it."""
 
 from thinwire.spark.estimator import TorchEstimator
 from thinwire.spark.imports import trust_modules

@@ -1,4 +1,4 @@
-"""What a Caffe network and its solver ask of a fit on a DataFrame."""
+"""Arguments of `fit` from a Caffe network and its solver, for a DataFrame."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class CaffeFit(NamedTuple):
     """A network as `TorchEstimator` trains it.
 
     Attributes:
-        found: what the prototxts say.
+        found: the content of the prototxts.
         inputs: the columns that a prediction needs, in the order of the net's inputs.
-        arguments: of `fit`, in place of those of a torch network.
+        arguments: arguments of `fit` that replace those of a torch network.
     """
 
     found: Training
@@ -30,14 +30,14 @@ class CaffeFit(NamedTuple):
 def caffe_fit(
     files: Mapping[str, str | None], frame: Any, inputs: Sequence[str] | None, label: str, options: Mapping[str, Any]
 ) -> CaffeFit:
-    """What to call `fit` with.
+    """The arguments with which to call `fit`.
 
     Args:
-        files: "caffe", "solver" and "weights": the paths that the estimator was given.
+        files: the estimator's paths under "caffe", "solver" and "weights".
         frame: the rows.
-        inputs: columns given to the network, if the user names them.
+        inputs: columns for the network's inputs, if the user names them.
         label: the column of labels.
-        options: arguments of `fit` that the user has set; they come before what the solver says.
+        options: arguments of `fit` that the user has set; they override the solver's.
     """
     blobs = input_names(files["caffe"], files["solver"])
     taken = list(inputs) if inputs is not None else [name for name in blobs if name in frame.columns and name != label]
@@ -68,7 +68,7 @@ def caffe_fit(
 
 
 def _row_shapes(frame: Any, columns: Sequence[str]) -> list[tuple[int, ...] | None]:
-    """The shape of one row of each column, by the first row of the data; None where it cannot be told here."""
+    """The shape of one row of each column, from the first row of the data; None where it cannot be determined."""
     for name in columns:
         if name not in frame.columns:
             raise DataError(f"column {name!r} is not in the data, which has {', '.join(frame.columns)}")

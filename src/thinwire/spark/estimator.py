@@ -1,4 +1,4 @@
-"""`TorchEstimator`: trains on a DataFrame, as any estimator of Spark ML does."""
+"""`TorchEstimator`: trains on a DataFrame, like other estimators of Spark ML."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from thinwire.spark.imports import checked as checked_modules
 from thinwire.spark.model import TorchModel
 from thinwire.spark.objects import Source, Withheld, WithheldError, code_of, damaged, made_of
 from thinwire.spark.params import DEFAULTS, TrainParams, accessors, camel
+from thinwire.spark.slot_queue import queue_of
 from thinwire.spark.storage import Saved, has_saved, read_saved, slot_of, write_saved
-from thinwire.spark.turns import turns_of
 
 if TYPE_CHECKING:
     from thinwire.spark.caffe import CaffeFit
@@ -38,27 +38,28 @@ if TYPE_CHECKING:
 class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstimator"]):  # type: ignore[type-arg]
     """Trains a PyTorch network on a Spark cluster.
 
-    Every parameter is a Spark ML `Param`: it may be given here, in Spark's spelling or in Python's, be set later, or be
-    put in a grid for `CrossValidator`.
+    Every parameter is a Spark ML `Param`. It may be given here in Spark's or in Python's spelling, set later, or put in
+    a grid for `CrossValidator`.
 
     Args:
-        model: an `nn.Module`, a factory of one, or a built-in name.
-        input_cols: columns given to the network, in its order: numbers, arrays, ML vectors, images; those of a
-            `TableEncoder`, where `transform` is one, unless said. With an RDD, all but label, weight and indicator.
+        model: an `nn.Module`, a factory of one, or the name of a built-in network.
+        input_cols: columns for the network's inputs, in order: numbers, arrays, ML vectors, images. By default the
+        columns
+            of a `TableEncoder`, if `transform` is one; with an RDD, all but label, weight and indicator.
         label_col: the column that the loss compares with.
         weight_col: a column of row weights.
-        validation_indicator_col: a boolean column, true for rows to validate on.
-        strategy: what replicas tell each other; `Relay` unless said.
-        num_workers: one task slot each.
+        validation_indicator_col: a boolean column that is true for validation rows.
+        strategy: how replicas exchange; by default `Relay`.
+        num_workers: number of workers; each takes one task slot.
         epochs: passes over the rows.
         batch_size: rows of one step of one worker.
         learning_rate: of an optimizer given by name.
-        optimizer: a name, or a callable that makes one from the parameters.
+        optimizer: a name, or a callable that makes an optimizer from the parameters.
         loss: a name, or a callable of (output, label).
         caffe: the prototxt of a Caffe network, in place of `model`.
         solver: the prototxt of a Caffe solver, in place of `optimizer`; it may name the network.
-        weights: a caffemodel that a Caffe network begins from.
-        output_blob: of a Caffe network, the blob that `transform` gives.
+        weights: a caffemodel with initial weights of a Caffe network.
+        output_blob: for a Caffe network, the blob that `transform` outputs.
         options: further arguments of `thinwire.fit` (`scheduler`, `transform`, `stop`, `out`, `callbacks`, …) and
             further parameters (`prediction_col`, `task`, …).
     """
@@ -108,7 +109,7 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
         )
 
     def setParams(self, **given: Any) -> TorchEstimator:  # noqa: N802 - Spark ML's way of writing names
-        """Sets parameters by name; what is none of them goes to `thinwire.fit`."""
+        """Sets parameters by name; names that are not parameters are passed to `thinwire.fit`."""
         passed = {k: v for k, v in given.items() if k in OPTIONS and not self.hasParam(k)}
         self._take({k: v for k, v in given.items() if k not in passed}, OPTIONS)
         for name in given.keys() - passed.keys():
@@ -121,7 +122,7 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
         return self
 
     def _optimizer(self) -> Any:
-        """What makes the optimizer; one that is named has the learning rate, unless its settings have another."""
+        """The optimizer or its factory; one given by name gets the learning rate, unless its settings have one."""
         given, rate = self.getOrDefault(self.optimizer), self.getOrDefault(self.learningRate)
         if isinstance(given, str):
             return NamedOptimizer(given, lr=rate)
@@ -164,7 +165,7 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
                 "transform": transform,
             }
         settings = {"optimizer": self._optimizer()} | settings if "optimizer" not in settings else settings
-        with _turn(cluster, dataset.sparkSession):
+        with _slots_for(cluster, dataset.sparkSession):
             result = fit(
                 given, dataset, strategy=value(self.strategy), seed=int(value(self.seed)), cluster=cluster, **settings
             )
@@ -186,7 +187,7 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
         return made
 
     def _is_by_caffe(self) -> bool:
-        """Whether prototxts say what is trained."""
+        """Whether prototxts define the network or the solver."""
         by_caffe = self.isSet(self.caffe) or self.isSet(self.solver)
         if by_caffe == self.isSet(self.model):
             raise ConfigError(
@@ -198,7 +199,7 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
         return by_caffe
 
     def _options(self) -> dict[str, Any]:
-        """Arguments of `fit` that are no parameters of their own; code that was withheld on load is refused."""
+        """Arguments of `fit` without a parameter of their own; raises where an object was withheld on load."""
         options = dict(self.getOrDefault(self.fitOptions))
         params = (self.getParam(name) for name in sorted(OBJECTS))
         given = [self.getOrDefault(param) for param in params if self.isDefined(param)]
@@ -210,7 +211,7 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
         return options
 
     def _by_model(self, dataset: Any, inputs: Sequence[str] | None, options: dict[str, Any]) -> OfTable:
-        """The network, the transform before it and its inputs; a table's encoder is fitted."""
+        """The network, its transform and its inputs; a `TableEncoder` is fitted."""
         value, held = self.getOrDefault, options.get("validation")
         besides = {
             "label_col": value(self.labelCol),
@@ -230,8 +231,8 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
         return found
 
     def _by_caffe(self, dataset: Any, inputs: Sequence[str] | None, options: dict[str, Any]) -> CaffeFit:
-        """What the prototxts say of a fit, and what was set beside them."""
-        from thinwire.spark.caffe import caffe_fit  # only here: it needs protobuf
+        """The arguments of a fit from prototxts, with those that the user has set."""
+        from thinwire.spark.caffe import caffe_fit  # imported here: it needs protobuf
 
         said = {"weight_col": self.weightCol, "loss": self.loss}
         if self.isSet(self.solver):
@@ -250,7 +251,7 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
         return found._replace(arguments={k: v for k, v in own.items() if k == "epochs"} | found.arguments)
 
     def _of_records(self, dataset: Any) -> list[str]:
-        """The inputs of an RDD's records, whose columns the user has not named: all but label, weight and indicator."""
+        """The default inputs of an RDD's records: all columns but label, weight and indicator."""
         others = (self.labelCol, self.weightCol, self.validationIndicatorCol)
         taken = {self.getOrDefault(param) for param in others if self.isDefined(param)}
         return [name for name in dataset.columns if name not in taken]
@@ -266,24 +267,25 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
     def load(
         cls, path: str, *, modules: Sequence[str] = (), allow_pickle: bool = False, **given: Any
     ) -> TorchEstimator:
-        """Reads what `save` wrote.
+        """Reads an estimator that `save` has written.
 
         Args:
-            path: where it is.
-            modules: packages of yours whose functions and classes the folder may name; they are imported for it.
-            allow_pickle: run code that was stored with it, so only where it is trusted.
-            given: objects in place of the stored ones: `model`, `loss`, `optimizer`, `strategy`, and arguments of
-                `fit` such as `transform`.
+            path: the folder or URL.
+            modules: packages of yours whose functions and classes the folder may name; they are imported.
+            allow_pickle: whether to run stored code; only for folders that you trust.
+            given: objects that replace the stored ones: `model`, `loss`, `optimizer`, `strategy`, and arguments of
+            `fit` such
+                as `transform`.
         """
         return _Reader(Source(path, checked_modules(modules), allow_pickle), given).load(path)
 
 
-def _turn(cluster: Any, session: Any) -> Any:
-    """Waits for a run's slots where other fits of this process have taken them, as those of CrossValidator may."""
+def _slots_for(cluster: Any, session: Any) -> Any:
+    """Waits for slots that other fits of this process hold, such as those of a CrossValidator."""
     there = slots(session) if isinstance(cluster, Spark) else None
     if there is None:
         return contextlib.nullcontext()
-    return turns_of(session.sparkContext.applicationId).slots(cluster.workers, there)
+    return queue_of(session.sparkContext.applicationId).slots(cluster.workers, there)
 
 
 class _Writer(MLWriter):
@@ -324,8 +326,8 @@ class _Reader(MLReader[Any]):
         return estimator.setParams(**self._given)
 
     def _is_of_a_tuned_model(self, path: str) -> bool:
-        """Whether a path is in the folder of a CrossValidatorModel or TrainValidationSplitModel: Spark loads the
-        estimator of one with its best model, which predicts without it.
+        """Whether a path is in the folder of a CrossValidatorModel or TrainValidationSplitModel. Spark loads their
+        estimator together with the best model, which predicts without it.
         """
         parts = path.rstrip("/").split("/")
         if "estimator" not in parts:
@@ -342,9 +344,9 @@ def _withhold(estimator: TorchEstimator, option: str, value: Withheld) -> None:
 
 
 TAKEN = {"model", "data", "inputs", "label", "weight", "seed", "epochs", "batch_size", "optimizer", "strategy", "loss"}
-"""Arguments of `fit` that have a parameter of their own."""
+"""Arguments of `fit` with a parameter of their own."""
 OPTIONS = set(inspect.signature(fit).parameters) - TAKEN
-"""Arguments of `fit` that have none."""
+"""Arguments of `fit` without a parameter of their own."""
 ARGUMENT_OF = {
     "inputCols": "inputs",
     "labelCol": "label",
@@ -353,18 +355,18 @@ ARGUMENT_OF = {
     "batchSize": "batch_size",
     **{name: name for name in ("model", "loss", "optimizer", "strategy", "epochs", "seed")},
 }
-"""By parameter, the argument of `fit` that has the same form."""
+"""For each parameter, an argument of `fit` that has the same check."""
 OBJECTS = {"model", "loss", "optimizer", "strategy", "fitOptions"}
 """Parameters that may hold any Python object."""
 
 
 def _task_of(loss: Any, module: nn.Module) -> str:
-    """What predictions are: by the loss, or of a network with a loss of its own by its number of classes."""
+    """The task of predictions, from the loss; for a network with its own loss, from its number of classes."""
     scored = labels_of(loss).scores or (loss == OWN and getattr(getattr(module, "config", None), "num_labels", 1) > 1)
     return "classification" if scored else "regression"
 
 
 def _kept(name: str, value: Any, argument: str) -> Any:
-    """A value that `fit` would take for an argument, as it was given, save functions that are named or described."""
+    """A value in the form in which it was given, after its check; losses and transforms in the checked form."""
     found = checked({argument: value}, {argument: name})[argument]
     return found if isinstance(value, str | Mapping) and argument in ("loss", "transform") else value

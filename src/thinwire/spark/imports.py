@@ -1,4 +1,4 @@
-"""Modules that a saved model names: found by their specs alone, and imported only where the program trusts them."""
+"""Looks up functions and classes that a saved model names; imports modules only if the program trusts them."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from urllib.parse import unquote, urlsplit
 from thinwire.errors import ConfigError
 
 LISTED = ("thinwire", "torch")
-"""Packages of which a saved model may name what `thinwire.spark.objects` lists; they cannot be trusted as a whole."""
+"""Packages that cannot be trusted as a whole: a saved model may name only what `thinwire.spark.objects` lists."""
 LONGEST = 500
-"""Characters of a dotted name."""
+"""Most characters of a dotted name."""
 
 _trusted: set[str] = set()
 
 
 class RefusedError(Exception):
-    """Why a name is not looked up; the message completes "X.Y cannot be used: …"."""
+    """The reason why a name is not looked up; completes the message "X.Y cannot be used: …"."""
 
 
 def trust_modules(*names: str) -> None:
-    """Lets every saved model that this process loads name functions and classes of these packages.
+    """Allows every saved model that this process loads to name functions and classes of these packages.
 
-    `PipelineModel.load` and `CrossValidatorModel.load` pass no arguments on to the stages; `TorchModel.load` and
-    `TorchEstimator.load` take `modules=` for one load instead. What a trusted package holds may be imported and
-    called, so name your own packages only.
+    `PipelineModel.load` and `CrossValidatorModel.load` pass no arguments on to the stages. `TorchModel.load` and
+    `TorchEstimator.load` take `modules=` for a single load. Everything in a trusted package may be imported and called,
+    so name only your own packages.
 
     Args:
-        names: packages or modules; each stands for everything below it.
+        names: packages or modules; each includes everything below it.
     """
     _trusted.update(checked(names))
 
 
 def checked(names: Sequence[str]) -> tuple[str, ...]:
-    """Names of packages to trust, refused where trust in them would be a mistake or have no effect."""
+    """Checks names of packages to trust; refuses those where trust would be dangerous or have no effect."""
     if isinstance(names, str):
         raise ConfigError(f"modules = {names!r} is one text; give a list of names: modules=[{names!r}]")
     for name in names:
         if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
-            raise ConfigError(f"modules holds {name!r}, which is no name of a module; write it as 'package.module'")
+            raise ConfigError(f"modules holds {name!r}, which is not a module's name; write it as 'package.module'")
         top = name.partition(".")[0]
         if top in LISTED or _is_own(top):
             raise ConfigError(
@@ -55,23 +55,23 @@ def checked(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def defined(module: str, name: str, *, folder: str, modules: Sequence[str] = ()) -> tuple[object, bool]:
-    """What a module defines under a name, and whether the program trusts that module.
+    """The object that a module defines under a name, and whether the program trusts that module.
 
-    A module that is not trusted is looked at only if it is imported already. Nothing is called, and no attribute is
-    asked for: a name is looked up in the namespaces of the module and of its classes.
+    A module that is not trusted is used only if it is already imported. Nothing is called, and no attribute is
+    accessed: the name is looked up in the namespaces of the module and its classes.
 
     Args:
         module: its full name.
-        name: of a class or of a function, as its `__qualname__` has it.
-        folder: where the name was read; a module in it is refused whoever trusts it.
-        modules: packages that are trusted, beside those of `trust_modules`.
+        name: `__qualname__` of a class or a function.
+        folder: the folder that contains the name; modules in it are refused even if trusted.
+        modules: trusted packages, in addition to those of `trust_modules`.
 
     Raises:
-        RefusedError: It is not to be used.
+        RefusedError: The object must not be used.
     """
     for text in (module, name):
         if len(text) > LONGEST or not all(part.isidentifier() for part in text.split(".")):
-            raise RefusedError("this is no name of a module's class or function")
+            raise RefusedError("this is not the name of a module's class or function")
     top = module.partition(".")[0]
     if _is_own(top):
         raise RefusedError("it is of Python's own library, or of the program's main file")
@@ -92,7 +92,7 @@ def defined(module: str, name: str, *, folder: str, modules: Sequence[str] = ())
 
 
 def is_defined(value: object, module: object, name: object) -> bool:
-    """Whether a value is what an imported module defines under a name, so that it can be stored by that name."""
+    """Whether an imported module defines a value under a name, so that the value can be stored by that name."""
     if not isinstance(module, str) or not isinstance(name, str) or _is_own(module.partition(".")[0]):
         return False
     try:
@@ -128,7 +128,7 @@ def _looked_up(module: str, name: str) -> object:
 
 
 def _names(holder: Any) -> Mapping[str, Any]:
-    """A module's or a class's own namespace, past every hook that either may have; nothing of other objects."""
+    """The namespace of a module or a class, read without calling its hooks; empty for other objects."""
     for kind in (ModuleType, type):
         if issubclass(type(holder), kind):
             own: Any = vars(kind)["__dict__"]
@@ -137,7 +137,7 @@ def _names(holder: Any) -> Mapping[str, Any]:
 
 
 def _specs(module: str) -> Iterator[ModuleSpec]:
-    """The specs of a module and of the packages around it, outermost first, without importing one."""
+    """The specs of a module and its parent packages, outermost first, without importing any."""
     spec: ModuleSpec | None = None
     parts = module.split(".")
     for count in range(1, len(parts) + 1):
@@ -161,7 +161,7 @@ def _searched(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
 
 
 def _refuse_strange(spec: ModuleSpec, folder: str, *, imported: bool) -> None:
-    """Refuses what lies in the folder that is loaded, and namespace packages, which any folder can pass for."""
+    """Refuses modules in the loaded folder, and namespace packages, since any folder can pass for one."""
     for place in (spec.origin or "", *(spec.submodule_search_locations or ())):
         if place and _is_below(place, folder):
             raise RefusedError(f"{spec.name!r} is a part of the folder that is loaded")
@@ -174,6 +174,6 @@ def _is_below(place: str, folder: str) -> bool:
     if parts.scheme == "file":
         folder = unquote(parts.path)
     elif "://" in folder:
-        return False  # in storage that Python imports nothing from
+        return False  # Python imports nothing from remote storage
     places, roots = ({os.path.abspath(p), os.path.realpath(p)} for p in (place, folder))
     return any(p == root or p.startswith(root.rstrip(os.sep) + os.sep) for p in places for root in roots)

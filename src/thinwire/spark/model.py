@@ -41,16 +41,16 @@ from thinwire.spark.storage import Saved, read_saved, write_saved
 
 OUT = "__thinwire"
 WITHOUT = "unexported"
-"""What a saved model has in place of a program: why it has none."""
+"""The key, in a saved model without a program, under which the reason is stored."""
 _log = logging.getLogger("thinwire.spark")
 
 
 @accessors
 class TorchModel(Model, SingleRow, MLWritable, MLReadable["TorchModel"]):
-    """Adds predictions to a DataFrame; every other column is kept.
+    """Adds predictions to a DataFrame, and keeps its other columns.
 
-    A classifier adds `rawPrediction`, `probability` (vectors) and `prediction`, as Spark's own do; a regression adds
-    `prediction`, a number, or a vector where the network gives several.
+    A classifier adds `rawPrediction` and `probability` (vectors) and `prediction`, like Spark's classifiers. A
+    regression adds `prediction`: a number, or a vector where the network has several outputs.
     """
 
     def __init__(self) -> None:
@@ -64,12 +64,12 @@ class TorchModel(Model, SingleRow, MLWritable, MLReadable["TorchModel"]):
         self._stored: Saved | None = None
         self._sizes: dict[str, int] | None = None
         self.parent: Any = None
-        """The estimator that fitted it; None of a model that was loaded."""
+        """The estimator that fitted this model; None for a loaded model."""
         self._token = uuid.uuid4().hex
         self.history: list[dict[str, Any]] = []
-        """One row an evaluation."""
+        """One row for each evaluation."""
         self.summary: dict[str, Any] = {}
-        """The run in numbers."""
+        """The summary of the run."""
 
     @classmethod
     def _of(cls, result: Result, given: Any, transform: Any, example: Any = None) -> TorchModel:
@@ -79,7 +79,7 @@ class TorchModel(Model, SingleRow, MLWritable, MLReadable["TorchModel"]):
         model._skeleton = skeleton_of(given)
         state = result.model.state_dict()
         base = base_digest(result.model)
-        if base and base_digest(model._skeleton()) == base:  # it is made anew with the network
+        if base and base_digest(model._skeleton()) == base:  # the factory rebuilds the frozen base
             model._base, state = base, without_base(result.model)
         model._weights = as_bytes({k: v.detach().clone().contiguous() for k, v in state.items()})
         model._user, model._example = transform, example
@@ -90,8 +90,8 @@ class TorchModel(Model, SingleRow, MLWritable, MLReadable["TorchModel"]):
     def module(self) -> nn.Module:
         """The network itself, on the CPU, for use without Spark or as the start of another fit.
 
-        Of a model that was loaded without its code it is a `thinwire.models.program.Program`: an `nn.Module` with the
-        parameters of the network, under their names, that computes what the network computed in evaluation mode.
+        For a model that was loaded without its code the network is a `thinwire.models.program.Program`: an `nn.Module`
+        with the network's parameters, under their names, that computes the network's output in evaluation mode.
         """
         return copy.deepcopy(self._predictor().module()).cpu()
 
@@ -113,13 +113,15 @@ class TorchModel(Model, SingleRow, MLWritable, MLReadable["TorchModel"]):
         return made
 
     def _blob(self) -> Any:
-        """Of a Caffe network, the blob that a prediction gives; None of others."""
+        """For a Caffe network, the blob that predictions output; None for other networks."""
         name = self.getOrDefault(self.outputBlob) if self.isSet(self.outputBlob) else None
         chosen = getattr(self._skeleton, "blob", None)
         if chosen is not None:
             return chosen(name)
         if name is not None:
-            raise ConfigError(f"output_blob = {name!r} is for networks of Caffe, and this is none; leave it out")
+            raise ConfigError(
+                f"output_blob = {name!r} is for networks of Caffe, and this is another network; leave it out"
+            )
         return None
 
     def _predictor(self) -> Predictor:
@@ -128,12 +130,13 @@ class TorchModel(Model, SingleRow, MLWritable, MLReadable["TorchModel"]):
         blob, task = self._blob(), self.getOrDefault(self.task)
         inputs, tokenizer = tuple(self.getInputCols()), _tokenizer_in(self._user)
         labels = {"labels", self.getLabelCol()} & set(inputs)
-        if labels and takes_names(self._skeleton()):  # it computes its own loss of them, and predicts without
+        # the network computes its own loss from the labels, and predicts without them
+        if labels and takes_names(self._skeleton()):
             inputs = tuple(name for name in inputs if name not in labels)
         return Predictor(
             skeleton=self._skeleton,
             weights=self._weights,
-            # The token tells models apart whose weights are equal and whose networks are not.
+            # The token distinguishes models with equal weights and different networks.
             digest=hashlib.blake2b(self._weights, digest_size=16).hexdigest() + self._token,
             inputs=inputs if tokenizer is None else tokenizer.given(inputs),
             reads=inputs if tokenizer is None else tokenizer.reads(inputs),
@@ -145,7 +148,7 @@ class TorchModel(Model, SingleRow, MLWritable, MLReadable["TorchModel"]):
         )
 
     def _program(self) -> tuple[bytes, str]:
-        """The network as a program, or why there is none."""
+        """The network as a program, or the reason why there is none."""
         if self._stored is not None:
             return self._stored.program, str(self._stored.more.get(WITHOUT, ""))
         if self._base is not None:
@@ -159,9 +162,9 @@ class TorchModel(Model, SingleRow, MLWritable, MLReadable["TorchModel"]):
                     given = dataclasses.replace(predictor, transform=decoder).examples(self._example, whole=True)
                     return exported(self.module, given, names=predictor.inputs, transform=rest), ""
                 except Exception as error:
-                    _log.info("the transform is no part of the program: %s", error)
+                    _log.info("the transform is not part of the program: %s", error)
             return exported(self.module, predictor.examples(self._example)), ""
-        except Exception as error:  # of the user's transform too: saving goes on, and says why
+        except Exception as error:  # may come from the user's transform: saving continues without a program
             return b"", str(error) if isinstance(error, (DataError, Unexportable)) else repr(error)[:500]
 
     def _transform(self, dataset: Any) -> Any:
@@ -183,7 +186,7 @@ class TorchModel(Model, SingleRow, MLWritable, MLReadable["TorchModel"]):
         return found.withColumn(self.getPredictionCol(), F.col(f"{OUT}.prediction")).drop(OUT)
 
     def _several(self) -> bool:
-        """Whether a regression gives more than one number a row: its last layer says so, or the blob's size."""
+        """Whether a regression outputs several numbers for a row: decided by its last layer, or by the blob's size."""
         if (blob := self._blob()) is not None:
             return bool(blob.size > 1)
         last = [v for v in self._predictor().module().state_dict().values() if v.dim()]
@@ -206,36 +209,36 @@ class TorchModel(Model, SingleRow, MLWritable, MLReadable["TorchModel"]):
         modules: Sequence[str] = (),
         allow_pickle: bool = False,
     ) -> TorchModel:
-        """Reads a model that `save` wrote.
+        """Reads a model that `save` has written.
 
-        Without further arguments the folder may name a network of thinwire, or a class below `nn.Module` that this
-        program has imported. Nothing else is imported or called. Where the network's code is not there, or may not be
-        used, the model runs the program that is stored beside it.
+        By default the folder may name a network of thinwire, or a subclass of `nn.Module` that this program has
+        imported. Nothing else is imported or called. If the network's code is missing or may not be used, the model
+        runs the stored program.
 
         Args:
-            path: where it is.
+            path: the folder or URL.
             model: the network or its factory, in place of the stored one.
-            transform: the transform that `fit` was given, in place of the stored one.
-            modules: packages of yours whose functions and classes the folder may name; they are imported for it.
-            allow_pickle: run code that was stored with the model, if it has any. Only for models you trust.
+            transform: the transform of the fit, in place of the stored one.
+            modules: packages of yours whose functions and classes the folder may name; they are imported.
+            allow_pickle: whether to run stored code; only for models that you trust.
         """
         return _Reader(Source(path, checked(modules), allow_pickle), model, transform).load(path)
 
 
 def skeleton_of(given: Any) -> Callable[[], nn.Module]:
-    """Makes the network anew; of one that was given whole, its form is kept and, where they can be, not its weights."""
+    """A factory of the network; for a network given as an object, with its structure and, if possible, no weights."""
     if not isinstance(given, nn.Module):
         made: Callable[[], nn.Module] = given
         return made
     kept = copy.deepcopy(given).cpu()
     unsaved = {name for name, _ in kept.named_buffers()} - set(kept.state_dict())
     names = sum(1 for _ in kept.named_parameters(remove_duplicate=False))
-    tied = names > sum(1 for _ in kept.parameters())  # the way to the meta device would untie them
+    tied = names > sum(1 for _ in kept.parameters())  # moving to the meta device would untie them
     return functools.partial(copy.deepcopy, kept if unsaved or tied else kept.to("meta"))
 
 
 def _tokenizer_in(transform: Any) -> Tokenize | None:
-    """The tokenizer among transforms in turn."""
+    """The tokenizer among composed transforms; None where there is none."""
     if isinstance(transform, functools.partial) and transform.func is composed:
         return next((found for part in transform.args if (found := _tokenizer_in(part))), None)
     return transform if isinstance(transform, Tokenize) else None
@@ -291,13 +294,13 @@ class _Reader(MLReader["TorchModel"]):
         return model
 
     def _by_code(self, saved: Saved, source: Source) -> tuple[Any, Any]:
-        """What makes the network, and the transform, as they are stored or given."""
+        """The network's factory and the transform, from stored code or from the caller."""
         network = saved.code["skeleton"]
         skeleton = made_of(network, "model", source) if self._given is None else skeleton_of(self._given)
         return skeleton, self._prepare(saved.code["transform"], source)
 
     def _by_program(self, saved: Saved, source: Source, error: WithheldError) -> tuple[Any, Any]:
-        """The same of a program, where stored code may not be used."""
+        """The network's factory and the transform from the stored program, because the stored code may not be used."""
         if not saved.program:
             why = saved.more.get(WITHOUT)
             told = f" The model was saved without a program that could stand in: {why}" if isinstance(why, str) else ""
@@ -327,10 +330,10 @@ def _sizes_in(more: dict[str, Any]) -> dict[str, int]:
 
 
 def safetensors_of(weights: bytes) -> dict[str, Any]:
-    """Tensors by name.
+    """Decodes tensors by name.
 
     Raises:
-        CheckpointError: These are no safetensors.
+        CheckpointError: The data are not safetensors.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load
@@ -339,5 +342,5 @@ def safetensors_of(weights: bytes) -> dict[str, Any]:
         return load(weights)
     except SafetensorError as error:
         raise CheckpointError(
-            f"the weights of the model are no safetensors ({error}). Copy its folder again from where it came."
+            f"the weights of the model are not safetensors ({error}). Copy its folder again from its source."
         ) from error

@@ -1,7 +1,7 @@
-"""Python objects in JSON, and the few shapes that are made into objects again.
+"""Stores Python objects as JSON, and restores the few forms that are allowed.
 
-What is read is data that anybody may have written, so that each place of a saved model or estimator (a *slot*) takes
-certain shapes alone, whatever else could be imported:
+Anybody may have written the data that is read. Each place in a saved model or estimator (a *slot*) therefore takes only
+certain forms, whatever else could be imported:
 
     slot       plain value      by name, of a module that is imported  by name, of a trusted module  other kinds
     model      a network's name a class below torch.nn.Module          also functions           zoo, settings, caffe
@@ -12,12 +12,12 @@ certain shapes alone, whatever else could be imported:
     strategy   a strategy's     nothing                                nothing                       strategy
     option     any              nothing                                nothing
 
-A network of Caffe is its prototxt with the mean images that it names: it reads no file. A network of the zoo may have
-settings, plain values for its own factory. A table is the plain values of a `TableEncoder`. A partial is of
-`decode_images` with the names of columns, or of two transforms in turn. A tokenizer is the text of a `tokenizer.json`
-with plain settings, which the library tokenizers reads as data. In every slot a pickle is run where the caller allows
-it. An optimizer and a scheduler may have settings beside their names: keyword arguments of torch's own classes, in
-plain values. A name is never called here; what it may be called with later is otherwise not for the data to say.
+A Caffe network is stored as its prototxt with the mean images that it names, and reads no file. A network of the zoo
+may have settings: plain values for its factory. A table is the plain values of a `TableEncoder`. A partial is
+`decode_images` with names of columns, or two composed transforms. A tokenizer is the text of a `tokenizer.json` with
+plain settings, which the library `tokenizers` reads as data. A pickle in any slot is run only if the caller allows it.
+An optimizer or scheduler may have settings beside its name: keyword arguments of torch's own classes, as plain values.
+This module never calls what a name refers to, and the data do not determine later arguments in other ways.
 """
 
 from __future__ import annotations
@@ -68,19 +68,19 @@ FUNCTIONAL = frozenset(
 )
 """Losses of (output, label) in torch.nn.functional."""
 MOST_IN_TURN = 8
-"""Transforms within transforms; the deepest that is written has two."""
+"""Most levels of composed transforms; `code_of` writes two at most."""
 
 
 class WithheldError(CheckpointError):
-    """Code that is stored and may not be used here: its module is not imported or not trusted, or it is a pickle."""
+    """Stored code that may not be used here: its module is not imported or not trusted, or the code is a pickle."""
 
 
 class Withheld(NamedTuple):
-    """Stands in an estimator for stored code that may not be used here.
+    """Placeholder in an estimator for stored code that may not be used here.
 
     Attributes:
-        code: as it was stored, and is stored again.
-        why: what is told where the object is needed.
+        code: the stored code, which is stored again unchanged.
+        why: the error's message when the object is needed.
     """
 
     code: Code
@@ -88,11 +88,11 @@ class Withheld(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """What one place of a saved model or estimator takes.
+    """The forms that one place of a saved model or estimator takes.
 
     Attributes:
-        names: plain texts that it takes; None takes any plain value.
-        base: classes below this one may be named, of modules that are imported.
+        names: plain texts that the slot takes; None takes any plain value.
+        base: subclasses of this class may be named, in imported modules.
         functions: whether functions of trusted modules may be named.
         kinds: further kinds of code.
     """
@@ -124,16 +124,16 @@ KEYS = {
     "tokenize": {"settings"},
     "pickle": {"data"},
 }
-"""The kinds of code, and what each holds beside its kind."""
+"""The kinds of code, and the keys of each beside its kind."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where code was read, and what the caller allows of it.
+    """Where code was read, and what the caller allows.
 
     Attributes:
         path: the folder that is loaded.
-        modules: packages whose functions and classes may be named, and which are imported for it.
+        modules: packages whose functions and classes may be named, and which are imported.
         allow_pickle: whether pickled code is run.
     """
 
@@ -143,7 +143,7 @@ class Source:
 
 
 def code_of(value: Any) -> Code:
-    """An object as JSON; by name wherever it has one."""
+    """An object as JSON; by name if it has one."""
     if isinstance(value, Withheld):
         return value.code
     if isinstance(value, Strategy):
@@ -176,10 +176,10 @@ def code_of(value: Any) -> Code:
 
 
 def made_of(code: Code, slot: str, source: Source) -> Any:
-    """The object again, where its shape is one that the slot takes.
+    """Restores an object, if its form is one that the slot takes.
 
     Raises:
-        CheckpointError: It is not; or it is pickled, or of a module that is not trusted.
+        CheckpointError: The slot does not take the form; or it is a pickle, or of a module that is not trusted.
     """
     try:
         return _made_of(code, slot, source, 0)
@@ -190,12 +190,12 @@ def made_of(code: Code, slot: str, source: Source) -> Any:
 
 
 def with_decoder(code: Code, transform: Callable[..., Any], source: Source) -> Any:
-    """A transform that the caller gives in place of the stored one; a decoder of image columns stays before it."""
+    """A transform of the caller in place of the stored one, after the stored decoder of image columns."""
     return in_turn(decoder_in(code, source), transform)
 
 
 def decoder_in(code: Code, source: Source) -> Any:
-    """The decoder of image columns with which a stored transform begins; None where it begins with none."""
+    """The decoder of image columns at the beginning of a stored transform; None where there is none."""
     parts = code.get("args") if code.get("kind") == "partial" and code.get("of") == "in_turn" else [code]
     first = parts[0] if isinstance(parts, list) and parts else None
     if isinstance(first, dict) and first.get("kind") == "partial" and first.get("of") == "decode_images":
@@ -204,7 +204,7 @@ def decoder_in(code: Code, source: Source) -> Any:
 
 
 def decoder_and_rest(transform: Any) -> tuple[Any, Any]:
-    """A fit's transform in two: the decoder of image columns, and what the user gave; either may be None."""
+    """Splits a fit's transform into the decoder of image columns and the user's transform; either may be None."""
     if isinstance(transform, functools.partial):
         if transform.func is decode_images:
             return transform, None
@@ -214,10 +214,10 @@ def decoder_and_rest(transform: Any) -> tuple[Any, Any]:
 
 
 def damaged(path: str, error: Exception) -> CheckpointError:
-    """The error for a folder that no thinwire wrote."""
+    """The error for a folder that thinwire did not write."""
     return CheckpointError(
-        f"{path!r} is damaged ({error!r}); only unchanged output of thinwire can be read. Copy it again from where "
-        "it came."
+        f"{path!r} is damaged ({error!r}); only unchanged output of thinwire can be read. Copy it again from its "
+        "source."
     )
 
 
@@ -241,7 +241,7 @@ def _made_of(code: Code, slot: str, source: Source, depth: int) -> Any:
         except ConfigError as error:
             raise damaged(source.path, error) from error
     if kind == "caffe":
-        from thinwire.caffe.training import NetFactory  # only here: it needs protobuf
+        from thinwire.caffe.training import NetFactory  # imported here: it needs protobuf
 
         return NetFactory.of_plain(code["net"], code["file"], code["shapes"], code["files"])
     if kind == "strategy":
@@ -257,15 +257,16 @@ def _plain(value: Any, slot: str, source: Source) -> Any:
         return value
     name = value.get("name") if slot in ("optimizer", "scheduler") and isinstance(value, dict) else None
     if isinstance(name, str) and name in names:
-        return value  # its settings go to the class that it names
-    if slot == "model" and isinstance(value, str) and ":" in value:  # as `fit` takes it, which would import it
+        return value  # the settings go to the named class of torch
+    # `fit` takes this form, and would import the module
+    if slot == "model" and isinstance(value, str) and ":" in value:
         module, _, name = value.partition(":")
         return _named(module, name, slot, source)
     raise _unknown(slot, value, source)
 
 
 def _with_settings(name: Any, settings: Any, kind: str) -> ZooModel:
-    """A network of the zoo that is made with settings; another name is refused, whatever could be imported."""
+    """A network of the zoo with settings; other names are refused, whatever could be imported."""
     if not isinstance(name, str) or name not in ZOO or not isinstance(settings, dict):
         raise ValueError(f"the network {reprlib.repr(name)} with {reprlib.repr(settings)}")
     return ZooModel(name, settings)
@@ -302,7 +303,9 @@ def _named(module: Any, name: Any, slot: str, source: Source) -> Any:
         return found
     if trusted and SLOTS[slot].functions and type(found) is FunctionType:
         return found
-    what = "no function" if base is None else f"neither a class below {base.__module__}.{base.__name__} nor a function"
+    what = (
+        "not a function" if base is None else f"neither a class below {base.__module__}.{base.__name__} nor a function"
+    )
     raise _refused(module, name, slot, source, f"it is {what} of a module that is trusted")
 
 

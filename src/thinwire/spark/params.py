@@ -1,4 +1,4 @@
-"""The parameters that estimator and model share, under the names that Spark ML has for them."""
+"""Parameters that estimator and model share, with the names that Spark ML uses."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ Given = TypeVar("Given", bound=Params)
 
 
 def accessors(kind: type[Given]) -> type[Given]:
-    """A class of Spark ML with a setter and a getter for each of its parameters, as Spark's own have them:
-    `setLabelCol(value)`, which gives the object back, and `getLabelCol()`. What the class defines itself is kept.
+    """Adds a setter and a getter for each parameter to a class of Spark ML, as Spark's own classes have them:
+    `setLabelCol(value)`, which returns the object, and `getLabelCol()`. Methods that the class defines itself are
+    kept.
     """
     names = [name for name in dir(kind) if isinstance(getattr(kind, name), Param)]
     for name in names:
@@ -57,7 +58,7 @@ def _getter(name: str) -> Any:
 
 
 DEFAULTS: dict[str, Any] = {"task": "auto", "predictBatchSize": 1024}
-"""Of what both need."""
+"""Default values of the shared parameters."""
 
 
 def _path(value: Any) -> str:
@@ -65,7 +66,7 @@ def _path(value: Any) -> str:
 
 
 class SharedParams(HasInputCols, HasLabelCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol):
-    """What both need to know."""
+    """Parameters that estimator and model share."""
 
     task: Param[str] = Param(
         Params._dummy(),
@@ -88,11 +89,11 @@ class SharedParams(HasInputCols, HasLabelCol, HasPredictionCol, HasProbabilityCo
     )
 
     def _take(self, given: dict[str, Any], others: Iterable[str] = ()) -> None:
-        """Sets parameters by name, in Spark's spelling or in Python's; None leaves one as it is.
+        """Sets parameters by name, in Spark's or in Python's spelling; None leaves a parameter unchanged.
 
         Args:
             given: values by name.
-            others: names that the caller takes beside these.
+            others: further names that the caller accepts, for the error about an unknown name.
         """
         for name, value in given.items():
             if value is None:
@@ -108,7 +109,7 @@ class SharedParams(HasInputCols, HasLabelCol, HasPredictionCol, HasProbabilityCo
 
 
 class TrainParams(SharedParams, HasWeightCol, HasValidationIndicatorCol, HasSeed):
-    """What training needs to know. Values may be any Python object, as `thinwire.fit` takes them."""
+    """Parameters of training. Values may be any Python objects that `thinwire.fit` takes."""
 
     numWorkers: Param[int] = Param(  # noqa: N815
         Params._dummy(),
@@ -155,7 +156,7 @@ class TrainParams(SharedParams, HasWeightCol, HasValidationIndicatorCol, HasSeed
 
 
 def camel(name: str) -> str:
-    """A parameter's name as Spark writes it.
+    """A parameter's name in Spark's spelling.
 
     >>> camel("label_col"), camel("labelCol"), camel("epochs")
     ('labelCol', 'labelCol', 'epochs')
@@ -164,7 +165,7 @@ def camel(name: str) -> str:
 
 
 def snake(name: str) -> str:
-    """A parameter's name as Python writes it.
+    """A parameter's name in Python's spelling.
 
     >>> snake("labelCol")
     'label_col'

@@ -1,4 +1,4 @@
-"""Prediction on executors: batches in, raw predictions, probabilities and predictions out."""
+"""Predictions on executors: takes batches, and returns raw predictions, probabilities and predictions."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ from thinwire.replicas.frozen import load_over_base, refuse_other_base
 from thinwire.run.session import nullable_of
 
 _modules: dict[str, nn.Module] = {}
-"""Networks that this Python process has built, by their predictors' digests: Spark uses it for many tasks."""
+"""Networks that this Python process has built, by their predictors' digests; Spark reuses it for many tasks."""
 MOST_MODULES = 4
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """A trained network as it travels to executors.
+    """A trained network in the form that is sent to executors.
 
     Attributes:
-        skeleton: makes the network; its weights come from `weights`.
-        weights: as safetensors.
-        digest: of the weights, with what tells the network from others of equal weights.
-        inputs: columns given to the network.
-        reads: columns of the data that they are made of.
+        skeleton: factory of the network; the weights come from `weights`.
+        weights: the weights as safetensors.
+        digest: digest of the weights, with a token that tells the network from others with equal weights.
+        inputs: columns for the network's inputs.
+        reads: columns of the data from which the inputs are made.
         task: "classification" or "regression".
         batch_size: rows of one forward pass.
-        transform: what the training had, if anything.
-        base: a digest of the frozen parameters, where `weights` are without them.
-        blob: of a Caffe network, the blob that stands for its output.
+        transform: the transform of the training, if any.
+        base: digest of the frozen parameters, if `weights` lacks them.
+        blob: for a Caffe network, the blob that is its output.
     """
 
     skeleton: Callable[[], nn.Module] = field(repr=False)
@@ -66,14 +66,15 @@ class Predictor:
     blob: str | None = None
 
     def module(self) -> nn.Module:
-        """The network, ready to predict; built once a process."""
+        """The network, ready to predict; built once for each process."""
         if self.digest not in _modules:
             from safetensors.torch import load
 
             while len(_modules) >= MOST_MODULES:
                 _modules.pop(next(iter(_modules)))
             module = self.skeleton()
-            empty = any(value.is_meta for value in module.state_dict().values())  # others: tied ones stay tied
+            # otherwise copied, so that tied parameters stay tied
+            empty = any(value.is_meta for value in module.state_dict().values())
             load_over_base(module, load(self.weights), assign=empty)
             if self.base is not None:
                 refuse_other_base(module, self.base, "the network of this model")
@@ -81,7 +82,7 @@ class Predictor:
         return _modules[self.digest]
 
     def __call__(self, columns: Sequence[Any]) -> tuple[np.ndarray[Any, Any], ...]:
-        """Raw predictions, probabilities and predictions of some rows; predictions only in a regression."""
+        """Raw predictions, probabilities and predictions of some rows; only predictions in a regression."""
         batch = prepared(pa.RecordBatch.from_arrays(list(columns), names=list(self.reads)), self.reads)
         if not batch.num_rows:
             return self._shaped(torch.zeros(0, 1))
@@ -94,7 +95,7 @@ class Predictor:
         return self._shaped(torch.cat(outputs))
 
     def _output(self, module: Any, given: Given) -> torch.Tensor:
-        """What predictions are made of: the network's output, or a blob of a Caffe network."""
+        """The network's output from which predictions are made, or a blob of a Caffe network."""
         output = called(module, given)
         found: torch.Tensor = scores(output) if self.blob is None else module.net.blobs[self.blob].flatten(1)
         return found
@@ -105,7 +106,7 @@ class Predictor:
         return [tensor.cpu() for tensor in self.tensors(self._given(batch), whole=whole)]
 
     def one(self, values: Sequence[Any]) -> tuple[np.ndarray[Any, Any], ...]:
-        """The same of one row, given as ML vectors, arrays and numbers."""
+        """The arrays of `__call__` for one row, given as ML vectors, arrays and numbers."""
         given = {name: _one_row(name, value) for name, value in zip(self.reads, values, strict=True)}
         module = self.module()
         with torch.inference_mode():
@@ -118,7 +119,7 @@ class Predictor:
         return self.tensors(given, whole=getattr(self.module(), "takes_columns", False), unfilled=unfilled)
 
     def _given(self, batch: Any) -> dict[str, Any]:
-        """A batch's columns, with nulls where the transform fills them."""
+        """A batch's columns; columns that the transform fills keep their nulls."""
         nullable = nullable_of(self.transform)
         pairs = zip(batch.schema.names, batch.columns, strict=True)
         return {name: _column(name, array, nullable=may_be_null(name, nullable)) for name, array in pairs}
@@ -126,12 +127,12 @@ class Predictor:
     def tensors(
         self, given: dict[str, Any], *, whole: bool = False, unfilled: Sequence[str] = ()
     ) -> list[torch.Tensor]:
-        """What the network is given of columns: float32 of doubles, unless a program takes columns whole.
+        """The network's inputs from columns: doubles become float32, unless a program takes columns unchanged.
 
         Args:
             given: the columns.
-            whole: whether doubles stay what they are.
-            unfilled: columns that had nulls, which the transform is to have filled.
+            whole: whether doubles stay doubles.
+            unfilled: columns that had nulls, which the transform must have filled.
         """
         if self.transform is not None:
             given = self.transform(given)
@@ -142,7 +143,7 @@ class Predictor:
             if not isinstance(value, torch.Tensor):
                 if not isinstance(value, np.ndarray) or value.dtype == object:
                     raise DataError(
-                        f"column {name!r} is no tensor; train and predict with a transform that makes it one"
+                        f"column {name!r} is not a tensor; train and predict with a transform that makes it one"
                     )
                 value = torch.from_numpy(np.ascontiguousarray(value))
             if name in unfilled:
@@ -163,7 +164,7 @@ class Predictor:
 
 
 class Shipped:
-    """A predictor with the user's own code in it, on its way to executors that lack it; opened once in each task."""
+    """A predictor with the user's own code, for executors that lack the code; unpickled once in each task."""
 
     def __init__(self, predictor: Predictor) -> None:
         self._payload = packed(predictor)
@@ -177,16 +178,16 @@ class Shipped:
 
     def __call__(self, columns: Sequence[Any]) -> tuple[np.ndarray[Any, Any], ...]:
         if self._opened is None:
-            self._opened = cloudpickle.loads(self._payload)  # from the driver, through Spark
+            self._opened = cloudpickle.loads(self._payload)  # trusted: from the driver, through Spark
         assert self._opened is not None
         return self._opened(columns)
 
 
 def _one_row(name: str, value: Any) -> Any:
-    """A value as a column of one row; numbers of Python and ML vectors are float32, as vectors are in a DataFrame."""
+    """A value as a column of one row. Python's numbers and ML vectors become float32, like vectors of a DataFrame."""
     found = np.asarray(value.toArray() if hasattr(value, "toArray") else value)
     if found.dtype == object or found.dtype.kind not in "biuf":
-        return np.asarray([value], dtype=object)  # for a transform, as `_column` has it
+        return np.asarray([value], dtype=object)  # an object for a transform, like in `_column`
     if hasattr(value, "toArray"):
         found = found.astype(np.float32)
     return torch.from_numpy(found[None].astype(np.uint8 if found.dtype.kind == "b" else found.dtype))
@@ -221,7 +222,7 @@ def _device() -> torch.device:
 
 
 def as_struct(found: Sequence[np.ndarray[Any, Any]], names: Sequence[str]) -> Any:
-    """Arrays as one Arrow column of structs: matrices as lists of doubles, vectors as doubles."""
+    """Arrays as one Arrow column of structs: matrices become lists of doubles, vectors doubles."""
     columns = []
     for values in found:
         if values.ndim == 1:
@@ -233,7 +234,7 @@ def as_struct(found: Sequence[np.ndarray[Any, Any]], names: Sequence[str]) -> An
 
 
 def as_udf(predictor: Predictor, names: Sequence[str], kind: str) -> Any:
-    """A vectorised UDF: over Arrow where this Spark has those, or else over pandas."""
+    """A vectorised UDF: over Arrow if this Spark supports it, otherwise over pandas."""
     from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
     single, shipped = len(predictor.reads) == 1, Shipped(predictor)
@@ -254,7 +255,7 @@ def as_udf(predictor: Predictor, names: Sequence[str], kind: str) -> Any:
 
 
 def _as_arrow(column: Any) -> Any:
-    """A pandas column; one of structs, as vectors and images are, comes as a DataFrame."""
+    """A pandas column as an Arrow array; columns of structs, such as vectors and images, come as DataFrames."""
     if not hasattr(column, "columns"):
         return pa.array(column)
     return pa.StructArray.from_arrays([pa.array(column[name]) for name in column], names=list(column))
@@ -275,7 +276,7 @@ def _over_pandas(shipped: Shipped, names: Sequence[str], kind: str, single: bool
     def many(batches: Iterator[Any]) -> Iterator[Any]:
         return predicted(batches)
 
-    # Spark reads these; pandas itself is only imported here.
+    # Spark reads these annotations; pandas is imported only here.
     one.__annotations__ = {"batches": Iterator[pd.Series], "return": Iterator[pd.DataFrame]}
     many.__annotations__ = {"batches": Iterator[tuple[pd.Series, ...]], "return": Iterator[pd.DataFrame]}
     return pandas_udf(one if single else many, kind)

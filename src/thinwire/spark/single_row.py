@@ -1,4 +1,4 @@
-"""What a model says without a DataFrame: predictions of one row, and what it was fitted on."""
+"""What a model offers without a DataFrame: predictions of one row, and the sizes of its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from thinwire.spark.predict import Predictor
 
 
 class SingleRow(SharedParams):
-    """The part of `TorchModel` that Spark's own classifiers and regressions have for one row."""
+    """The methods of `TorchModel` for one row, as Spark's own classifiers and regressions have them."""
 
     parent: Any
     _example: Any
@@ -23,20 +23,20 @@ class SingleRow(SharedParams):
 
     @property
     def hasParent(self) -> bool:  # noqa: N802
-        """Whether the estimator that fitted it is known: not of a model that was loaded."""
+        """Whether the estimator that fitted the model is known; False for a loaded model."""
         return self.parent is not None
 
     @property
     def numFeatures(self) -> int:  # noqa: N802
-        """Numbers in a row of all input columns together; -1 where it is not known, as Spark ML has it."""
+        """Numbers in a row of all input columns together; -1 if unknown, as in Spark ML."""
         return self._known_sizes().get("features", -1)
 
     @property
     def numClasses(self) -> int:  # noqa: N802
-        """How many classes a classifier tells apart.
+        """Number of classes of a classifier.
 
         Raises:
-            ConfigError: This is a regression, or it was saved by a version that did not store it.
+            ConfigError: The model is a regression, or was saved by a version that did not store the number.
         """
         found = self._known_sizes().get("outputs", -1)
         if self.getOrDefault(self.task) != "classification" or found < 1:
@@ -45,11 +45,12 @@ class SingleRow(SharedParams):
         return max(found, 2)
 
     def predict(self, value: Any, *more: Any) -> Any:
-        """The prediction for one row, without Spark: a class, or a number (an array where the network gives several).
+        """The prediction for one row, without Spark: a class, a number, or an array where the network has several
+        outputs.
 
         Args:
-            value: what the first input column holds: an ML vector, an array or a number.
-            more: what the further input columns hold.
+            value: value of the first input column: an ML vector, an array or a number.
+            more: values of the further input columns.
         """
         found = self._predicted((value, *more))[-1]
         return found.item() if found.size == 1 else found
@@ -84,7 +85,7 @@ class SingleRow(SharedParams):
             self._sizes = {}
             if self._example is not None and self._example.num_rows:
                 predictor = self._predictor()
-                with contextlib.suppress(Exception):  # of the user's transform, or of a row with a null
+                with contextlib.suppress(Exception):  # errors of the user's transform, or of a row with a null
                     given = predictor.examples(self._example)
                     output = predictor([self._example.column(name) for name in predictor.inputs])[0]
                     features = sum(int(tensor[0].numel()) for tensor in given)

@@ -1,4 +1,4 @@
-"""Estimators and models on any storage that Spark can write: JSON, safetensors, and code by name where it has one."""
+"""Stores estimators and models anywhere that Spark can write: as JSON, safetensors, and code by name where possible."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PIECE_BYTES = 16 << 20
 WEIGHTS, PROGRAM = "weights", "program"
 KEY = "thinwire"
 FORMAT = 1
-"""Of what stands under `KEY`, and of the weights beside it."""
+"""Format version of the content under `KEY` and of the weights beside it."""
 
 
 class Saved(NamedTuple):
@@ -33,7 +33,7 @@ class Saved(NamedTuple):
 
 
 def write_saved(path: str, instance: Any, saved: Saved, writer: Any, *, leave_out: Collection[str] = ()) -> None:
-    """Writes an estimator or a model; what its parameters hold, save those left out, must be plain."""
+    """Writes an estimator or a model. Values of parameters must be plain, except for those in `leave_out`."""
     session = writer.sparkSession
     context = _context(session)
     form = {"format": FORMAT, "version": __version__, "digest": _digest(saved.weights)}
@@ -49,7 +49,7 @@ def write_saved(path: str, instance: Any, saved: Saved, writer: Any, *, leave_ou
 
 
 def read_saved(path: str, instance: Any, reader: Any, *, leave_out: Collection[str] = ()) -> Saved:
-    """Reads what `write_saved` wrote, and sets the instance's parameters."""
+    """Reads what `write_saved` has written, and sets the instance's parameters."""
     session = reader.sparkSession
     try:
         metadata = DefaultParamsReader.loadMetadata(path, _context(session))
@@ -70,7 +70,7 @@ def read_saved(path: str, instance: Any, reader: Any, *, leave_out: Collection[s
 
 
 def _read(session: Any, path: str, name: str, size_bytes: int, digest: Any) -> bytes:
-    """What lies beside the metadata under a name; earlier versions wrote no digest of the weights."""
+    """Reads the data under a name beside the metadata; earlier versions wrote no digest of the weights."""
     if not size_bytes:
         return b""
     rows = session.read.parquet(f"{path}/{name}").orderBy("piece").collect()
@@ -83,13 +83,13 @@ def _checked(data: bytes, path: str, name: str, digest: Any, size_bytes: int) ->
     if data and digest is not None and digest != _digest(data):
         raise CheckpointError(
             f"the {name} in {path!r} {'are damaged: their' if name == WEIGHTS else 'is damaged: its'} digest is not "
-            "what was written beside the parameters. Copy the folder again from where it came, or save the model again."
+            "the one stored beside the parameters. Copy the folder again from its source, or save the model again."
         )
     return data
 
 
 def read_folder(path: str) -> tuple[dict[str, Any], Saved]:
-    """The metadata of a saved stage and what is stored beside them, read without Spark.
+    """The metadata of a saved stage, and what is stored beside them, read without Spark.
 
     Args:
         path: a folder, or an address that fsspec knows.
@@ -101,7 +101,9 @@ def read_folder(path: str) -> tuple[dict[str, Any], Saved]:
     except (OSError, ImportError, ValueError) as error:
         raise CheckpointError(f"{path!r} cannot be read: {error}. Name the folder that save() was given") from error
     if not parts:
-        raise CheckpointError(f"{path!r} is no saved model: it has no metadata. Name the folder that save() was given")
+        raise CheckpointError(
+            f"{path!r} is not a saved model: it has no metadata. Name the folder that save() was given"
+        )
     try:
         metadata = json.loads(text.splitlines()[0])
     except (LookupError, RecursionError, ValueError) as error:
@@ -132,21 +134,21 @@ def _pieces(files: Any, root: str, name: str, size_bytes: int) -> bytes:
 
 
 def has_saved(path: str, reader: Any) -> bool:
-    """Whether there is a saved stage of Spark ML at a path."""
+    """Whether a saved stage of Spark ML is at a path."""
     try:
         DefaultParamsReader.loadMetadata(path, _context(reader.sparkSession))
-    except Exception:  # of Spark and of Hadoop, whose classes differ by version and by storage
+    except Exception:  # errors of Spark and Hadoop, whose classes differ by version and storage
         return False
     return True
 
 
 def held_in(metadata: Any, path: str) -> tuple[Saved, int]:
-    """What metadata say is stored beside the parameters, and how many bytes of weights there are."""
+    """What the metadata list as stored beside the parameters, and the number of bytes of weights."""
     if not isinstance(metadata, dict) or KEY not in metadata:
         raise CheckpointError(f"{path!r} was not written by thinwire; name the folder that save() was given")
     try:
         held, uid = metadata[KEY], metadata["uid"]
-        number = held.get("format", 1)  # the first versions wrote no number
+        number = held.get("format", 1)  # the first versions wrote no format number
         if type(number) is int and number > FORMAT:
             raise CheckpointError(
                 f"{path!r} is of format {number}. This thinwire, {__version__}, reads formats 1 to {FORMAT}. "
@@ -162,7 +164,7 @@ def held_in(metadata: Any, path: str) -> tuple[Saved, int]:
 
 
 def program_in(held: dict[str, Any], path: str) -> tuple[int, str | None]:
-    """How many bytes of a program metadata say there are, and their digest; none of what was saved without one."""
+    """Size and digest of the program that the metadata list; 0 and None for a model without one."""
     if PROGRAM not in held:
         return 0, None
     told = held[PROGRAM]
@@ -175,19 +177,19 @@ def program_in(held: dict[str, Any], path: str) -> tuple[int, str | None]:
 
 
 def refuse_objects(metadata: dict[str, Any], path: str, objects: Collection[str]) -> None:
-    """Refuses parameters that may hold any object where they do not stand under `KEY`; defaults must be names."""
+    """Refuses parameters that may hold objects where they are outside `KEY`; their defaults must be names."""
     for name in objects:
         if name in metadata["paramMap"]:
-            raise ValueError(f"the parameter {name!r} stands among the plain ones")
+            raise ValueError(f"the parameter {name!r} is among the plain parameters")
         value = metadata["defaultParamMap"].get(name)
         if value is not None and value != {}:
             if not isinstance(value, str):
-                raise ValueError(f"the default of {name!r} is no name")
+                raise ValueError(f"the default of {name!r} is not a name")
             made_of({"kind": "value", "value": value}, slot_of(name), Source(path))
 
 
 def slot_of(name: str) -> str:
-    """What a parameter, or an argument of `fit`, takes.
+    """The slot of a parameter, or of an argument of `fit`.
 
     >>> slot_of("model"), slot_of("fitOptions.transform"), slot_of("fitOptions.codec")
     ('model', 'transform', 'option')

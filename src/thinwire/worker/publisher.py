@@ -1,157 +1,119 @@
-"""Publishing the joint model: evaluating it, saving it, handing it back. All workers do it at the same round.
+"""Publishing the joint model: evaluating it, saving it, or both. All workers do it at the same round.
 
-The first worker decides when and says so in its note to a round; whoever lands that round holds the same joint model
-and publishes it. Buffers are averaged on the way. Under a barrier strategy workers wait for the verdict, so that a run
-goes the same way each time; otherwise they go on stepping.
+The first worker decides when and says so in its note to a round. Every worker that lands this round holds the same
+joint model and publishes it. Buffers are averaged on the way. Under a barrier strategy workers wait for the verdict, so
+that a run goes the same way each time; otherwise they go on stepping.
 """
 
 from __future__ import annotations
 
-from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+import math
+from collections.abc import Callable
+from typing import Any, final
 
-import torch
 from torch import Tensor
 
 from thinwire.exchange.signals import Landed, Missed, Published
-from thinwire.protocol import messages
-from thinwire.protocol.identifiers import FINAL, checkpoint_name, final_checkpoint_name
-from thinwire.protocol.observation import Concluded
-from thinwire.rules.finite import is_finite
+from thinwire.protocol.identifiers import checkpoint_name
 from thinwire.worker.announcements import Announcements
-from thinwire.worker.checkpoint_writer import CheckpointWriter, SavePart
+from thinwire.worker.checkpoint_writer import CheckpointWriter
+from thinwire.worker.evaluator import Evaluator
+from thinwire.worker.generation import Generation
 from thinwire.worker.joint_buffers import JointBuffers
+from thinwire.worker.local_model import LocalModel
 from thinwire.worker.nonfinite import refuse
-from thinwire.worker.resume import newcomers, worker_tree
-
-if TYPE_CHECKING:
-    from thinwire.worker.worker import Worker
-
-RESULT_CHUNK_BYTES = 256 << 10
-"""Small enough to be heard of on a slow link before its sender passes for lost."""
-AUTO_SAVE_S = 15.0
-RECALIBRATION_BATCHES = 16
+from thinwire.worker.plan import WorkerPlan
+from thinwire.worker.ports import Wait
+from thinwire.worker.publication import Publication, PublicationEvent
+from thinwire.worker.publication_schedule import Decision, PublicationSchedule
 
 
-class _Publication(NamedTuple):
-    number: int
-    model: Tensor
-    joint: dict[str, Any] | None
-    save: str | None
-    own: dict[str, Any] | None
-    evaluate: bool
-
-
+@final
 class Publisher:
-    """One worker's part in publications."""
+    """One worker's part in publications.
 
-    def __init__(self, worker: Worker, save_part: SavePart | None) -> None:
-        self._worker = worker
+    Members of a group see publications through together when they meet (`thinwire.worker.group_publications`), under
+    the number of the announcement. Other workers count publications by themselves, and finish each when its buffers
+    have come.
+
+    Args:
+        prepare_save: puts the replica into a state that may be saved, and returns this worker's part of a checkpoint.
+        stop: makes the step under way the last one.
+    """
+
+    def __init__(
+        self,
+        plan: WorkerPlan,
+        local: LocalModel,
+        generation: Generation,
+        *,
+        schedule: PublicationSchedule,
+        evaluator: Evaluator,
+        buffers: JointBuffers,
+        writer: CheckpointWriter,
+        prepare_save: Callable[[], dict[str, Any]],
+        stop: Callable[[], None],
+        wait: Wait,
+    ) -> None:
+        self._plan, self._local, self._generation = plan, local, generation
+        self.schedule, self.evaluator, self.buffers, self.writer = schedule, evaluator, buffers, writer
+        self._prepare_save, self.stop, self._wait = prepare_save, stop, wait
+        self._in_group, self._part = plan.group_size > 1, plan.worker % plan.group_size
         self.number = 0
         """Publications seen so far."""
         self.went = (0, 0)
-        """The name of the last one that came from a table."""
-        self.announced = Announcements(f"{worker.plan.worker}.{worker.plan.attempt}")
-        self.asked_to_stop: str | None = None
-        self._pending: list[_Publication] = []
+        """The name of the last publication that came from a table."""
+        self.announced = Announcements(f"{plan.worker}.{plan.attempt}")
+        self.pending: list[Publication] = []
+        """Publications whose buffers have yet to come."""
         self._deferred: list[Landed] = []
-        self._epochs_done = 0
-        self._evaluated_steps = 0
-        self._saved_steps = 0
-        self._saved_at = self._worker.time.now()
-        self._announced_stop = False
-        self._announced: dict[int, dict[str, Any]] = {}
-        self._again: dict[str, Any] = {}
-        self._models: dict[int, dict[str, Tensor]] = {}
-        self._verdicts: set[int] = set()
         self.concluded = False
         """Whether the final model is made: the joint model that it was made of stays as it is."""
-        self._caught = 0
-        """How often a peer's joint state came in the place of this worker's."""
-        self._buffers = JointBuffers(worker)
-        self.best: dict[str, Tensor] | None = None
-        self._writer = CheckpointWriter(worker, save_part)
+        self.passed = 0
+        """Publications up to this one were before this worker's group came together."""
+        self.num_caught_up = 0
+        """How often a peer's joint state has replaced this worker's."""
 
     # -- deciding (first worker) ------------------------------------------------------------------------------------
 
+    def decide(self) -> Decision:
+        """What the first worker wants to publish."""
+        return self.schedule.decide(self.number + 1)
+
     def note(self, round: int) -> dict[str, Any]:
-        """What the first worker says in its note to a round; another says nothing."""
-        if not self._worker.lead:
+        """What the first worker says in its note to a round; other workers say nothing."""
+        if not self._generation.lead:
             return {}
-        return self._say(round, *self.decide())
-
-    def decide(self) -> tuple[bool, bool, bool]:
-        """Whether to evaluate, to save, and to stop."""
-        evaluate, save = self._due()
-        stop = self.asked_to_stop is not None and not self._announced_stop
-        if stop:
-            self._announced_stop = True
-            evaluate, save = False, self._worker.plan.checkpoint_every is not None
-        return evaluate, save, stop
-
-    def _say(self, round: int, evaluate: bool, save: bool, stop: bool) -> dict[str, Any]:
-        note, self._again = self._again, {}
-        if evaluate or save or stop or note:
+        due, note = self.decide(), self.announced.take_lost()
+        if any(due) or note:
             note = (
-                {"publish": self.number + 1, "evaluate": evaluate or bool(note.get("evaluate"))}
-                | ({"save": self._worker.meter.steps} if save or "save" in note else {})
-                | ({"stop": self.asked_to_stop} if stop or "stop" in note else {})
+                {"publish": self.number + 1, "evaluate": due.evaluate or bool(note.get("evaluate"))}
+                | ({"save": self._local.meter.steps} if due.save or "save" in note else {})
+                | ({"stop": self.schedule.stop_reason} if due.stop or "stop" in note else {})
             )
-            self._announced[round] = note = self.announced.add(note)
-        return note
-
-    def _due(self) -> tuple[bool, bool]:
-        worker, plan = self._worker, self._worker.plan
-        worker.totals[plan.worker] = worker.rows_done
-        epochs = sum(worker.totals.values()) // max(1, worker.total_rows)
-        steps = worker.meter.steps
-        self._evaluated_steps, self._saved_steps = min(self._evaluated_steps, steps), min(self._saved_steps, steps)
-        new_epoch = epochs > self._epochs_done
-        if new_epoch:
-            self._epochs_done = epochs
-        last = plan.epochs is not None and epochs >= plan.epochs
-        if plan.evaluate_every is None:
-            evaluate = plan.evaluates and new_epoch and not last
-        else:
-            evaluate = plan.evaluates and steps - self._evaluated_steps >= plan.evaluate_every
-        if evaluate:
-            self._evaluated_steps = steps
-        save = False
-        if isinstance(plan.checkpoint_every, int):
-            save = steps - self._saved_steps >= plan.checkpoint_every
-        elif plan.checkpoint_every == "auto":
-            save = new_epoch and not last and self._worker.time.now() - self._saved_at >= AUTO_SAVE_S
-        if save:
-            self._saved_steps, self._saved_at = steps, self._worker.time.now()
-            if self._writer.busy:
-                self._writer.skip(checkpoint_name(self.number + 1, steps))
-                save = False
-        return evaluate, save
+        return self.announced.say(round, note)
 
     # -- seeing -----------------------------------------------------------------------------------------------------
 
     def see(self, landed: Landed, *, mid_step: bool) -> None:
         """Takes up what a round's notes ask for; in the middle of a step its update comes first."""
-        announced = self._announced.pop(landed.round, None)
-        if announced is not None and self._worker.plan.worker not in landed.notes:
-            self._again = announced  # a quorum went on without it: say it again with the next round
-        if not any("publish" in note for note in landed.notes.values()):
-            return
-        if mid_step:
-            self._deferred.append(landed)
-        else:
-            self._take_up(landed)
+        self.announced.landed(landed.round, heard=self._plan.worker in landed.notes)
+        if any("publish" in note for note in landed.notes.values()):
+            if mid_step:
+                self._deferred.append(landed)
+            else:
+                self._take_up_round(landed)
 
     def publish_deferred(self) -> None:
+        """Takes up rounds that landed in the middle of a step."""
         deferred, self._deferred = self._deferred, []
         for landed in deferred:
-            self._take_up(landed)
+            self._take_up_round(landed)
 
-    def _take_up(self, landed: Landed) -> None:
-        """Numbers it by its own count, the same on all: of two announced, each may be from a worker that led then."""
+    def _take_up_round(self, landed: Landed) -> None:
         notes = [n for n in landed.notes.values() if "publish" in n]
         note = max(notes, key=lambda n: int(n["publish"]))
-        self.take_up(note, landed.model if landed.model is not None else self._vector(), landed.joint)
+        self.take_up(note, landed.model if landed.model is not None else self._local.vector_on_host(), landed.joint)
 
     def hear(self, signal: Published | Missed) -> None:
         """A table has published a model, or did so while this worker was away."""
@@ -160,262 +122,121 @@ class Publisher:
             self.went = max(self.went, signal.name)
             self.take_up(signal.note, signal.model, signal.joint)
         elif "stop" in signal.note:
-            self._worker.stop()
+            self.stop()
+        if self._in_group and not self.announced:
+            self.announced.clear()
 
-    def catch_up(self, number: int, went: tuple[int, int]) -> None:
-        """The joint state of a peer has come, which had seen so many: what this worker saw beside it is nobody's."""
-        self.number, self.went, self._caught = number, max(self.went, went), self._caught + 1
-        self._pending, self._deferred = [], []
+    def catch_up(self, number: int, went: tuple[int, int], best: dict[str, Tensor] | None) -> None:
+        """A peer's joint state has come: its publications count, and those that only this worker saw are dropped."""
+        self.number, self.went, self.num_caught_up = number, max(self.went, went), self.num_caught_up + 1
+        self.drop()
+        self._deferred, self.evaluator.best = [], best
 
     def take_up(self, note: dict[str, Any], model: Tensor, joint: dict[str, Any] | None) -> None:
-        """Publishes a model that every worker has the same copy of."""
+        """Publishes a model that every worker has the same copy of.
+
+        Workers count locally: the counts agree even if an old and a new first worker both announced. Lanes of groups
+        may hear of different announcements, so that members go by the announced number and publish it once.
+        """
         if "stop" in note:
-            self._worker.stop()
-        number, steps = self.number + 1, note.get("save")
+            self.stop()
+        number = int(note["publish"]) if self._in_group else self.number + 1
+        if number <= self.number:  # heard of twice, or after a later one: others may want its buffers all the same
+            self.buffers.ask(f"buffers:{number}")
+            return
+        steps = note.get("save")
         save = None if steps is None else checkpoint_name(number, int(steps))
-        self._publish(number, model, joint, save, bool(note.get("evaluate")))
+        self.publish(number, model, joint, save=save, evaluate=bool(note.get("evaluate")))
 
     def publish_alone(self) -> None:
         """The only worker publishes when it is due, with no round to wait for."""
-        evaluate, save = self._due()
-        stop = self.asked_to_stop is not None
-        if stop:
-            self._worker.stop()
-            save = self._worker.plan.checkpoint_every is not None
-        if evaluate or save:
-            number = self.number + 1
-            model = self._vector()
-            self._worker.joint.set_model(model)
-            name = checkpoint_name(number, self._worker.meter.steps) if save else None
-            self._publish(number, model, self._worker.joint.tree() if save else None, name, evaluate)
+        due = self.schedule.due(self.number + 1)
+        if self.schedule.stop_reason is not None:
+            self.stop()
+            due = due._replace(save=self.schedule.saves)
+        if due.evaluate or due.save:
+            self.publish_replica(self.number + 1, self._local.meter.steps, due)
 
-    def _vector(self) -> Tensor:
-        found: Tensor = self._worker.replica.vector.detach().to("cpu", copy=True)
-        return found
+    def publish_replica(self, number: int, steps: int, due: Decision) -> None:
+        """The replica is the joint model, since there is no other: publishes it."""
+        joint, model = self._local.joint, self._local.vector_on_host()
+        joint.set_model(model)
+        if due.evaluate or due.save:
+            name = checkpoint_name(number, steps) if due.save else None
+            self.publish(number, model, joint.tree() if due.save else None, save=name, evaluate=due.evaluate)
 
-    def _publish(
-        self, number: int, model: Tensor, joint: dict[str, Any] | None, save: str | None, evaluate: bool
+    def publish(
+        self, number: int, model: Tensor, joint: dict[str, Any] | None, *, save: str | None, evaluate: bool
     ) -> None:
-        worker = self._worker
+        """Begins a publication: asks for its buffers."""
         refuse(model, "the joint model")
         self.number = max(self.number, number)
-        if save is not None:
-            worker.guard.leave()  # what it learnt alone is no part of a checkpoint
-            worker.nonfinite.settle()
-        own = worker_tree(worker) if save is not None else None
-        if self._wanted(number):
-            self._pending.append(_Publication(number, model, joint, save, own, evaluate))
-        self._buffers.ask(f"buffers:{number}")
+        own = None if save is None else self._prepare_save()
+        if number > self.passed:
+            self.pending.append(Publication(number, model, joint, save=save, own=own, evaluate=evaluate))
+        self.buffers.ask(f"buffers:{number}")
         self.resume()
-        self._await_verdict(number, evaluate)
-
-    def _wanted(self, number: int) -> bool:
-        return True
-
-    def _await_verdict(self, number: int, evaluate: bool) -> None:
-        """Under a barrier strategy a run goes the same way each time."""
-        worker = self._worker
-        if worker.strategy.timing == "barrier" and evaluate:
-            waiting = f"the verdict on evaluation {number}"
-            caught = self._caught
-            over = lambda: number in self._verdicts or self._caught > caught  # noqa: E731
-            worker.wait(over, waiting, worker.plan.deadlines.conclude_s)
+        if evaluate and self._local.strategy.timing == "barrier" and not self._in_group:
+            caught = self.num_caught_up
+            over = lambda: number in self.evaluator.judged or self.num_caught_up > caught  # noqa: E731
+            self._wait(over, f"the verdict on evaluation {number}", self._plan.deadlines.conclude_s)
 
     def resume(self) -> None:
-        """Finishes publications whose buffers have come."""
-        while self._pending:
-            buffers = self._buffers.get(f"buffers:{self._pending[0].number}")
-            if buffers is None:
-                return
-            self._finish(self._pending.pop(0), buffers)
+        """Finishes publications whose buffers have come; members of a group do so when they meet."""
+        while not self._in_group and self.is_ready:
+            self.finish(self.pending.pop(0))
 
-    def _finish(self, publication: _Publication, buffers: dict[str, Tensor]) -> None:
-        worker = self._worker
-        self._buffers.drop(f"buffers:{publication.number}")
+    @property
+    def is_ready(self) -> bool:
+        """Whether the buffers of the first pending publication are here."""
+        if not self.pending:
+            return False
+        first = self.pending[0]
+        if not first.is_buffered and (buffers := self.buffers.get(f"buffers:{first.number}")) is not None:
+            first.give(buffers)
+        return first.is_buffered
+
+    def finish(self, publication: Publication) -> None:
+        """Evaluates and saves a publication whose buffers are here."""
+        self.buffers.drop(f"buffers:{publication.number}")
         if publication.evaluate:
-            self._evaluate(publication.number, publication.model, buffers)
-            if worker.plan.keeps_best:
-                self._models[publication.number] = worker.replica.state_of(publication.model, buffers)
-            self._show(publication.number, publication.model, buffers)
-        if publication.save is not None:
-            self._save(publication, buffers)
+            self.evaluator.evaluate(publication)
+        self.save(publication)
 
-    def _evaluate(self, number: int, model: Tensor, buffers: dict[str, Tensor]) -> None:
-        worker = self._worker
-        meter, began = worker.meter, worker.time.now()
-        sums, weights, rows = worker.replica.evaluate(worker.batches.validation(), model, buffers)
-        meter.evaluated(worker.time.now() - began)
-        worker.say(
-            messages.Evaluated,
-            number=number,
-            sums=sums,
-            weights=weights,
-            rows=rows,
-            steps=meter.steps,
-            done=meter.rows,
-        )
-
-    def judged(self, verdict: messages.Verdict) -> None:
-        """Keeps the model that was found best, drops the others; it may be said again to one that had not heard it."""
-        if verdict.number in self._verdicts:
-            return
-        self._verdicts.add(verdict.number)
-        self._worker.replica.end_evaluation(dict(verdict.metrics))
-        state = self._models.pop(verdict.number, None)
-        if verdict.best and state is not None:
-            self.best = state
+    def drop(self, up_to: float = math.inf) -> None:
+        """Drops pending publications up to a number; all unless it is given."""
+        for publication in [p for p in self.pending if p.number <= up_to]:
+            publication.move(PublicationEvent.DROP)
+            self.pending.remove(publication)
 
     # -- saving -----------------------------------------------------------------------------------------------------
 
-    def _save(self, publication: _Publication, buffers: dict[str, Tensor], *, last: bool = False) -> None:
-        worker, name = self._worker, publication.save
+    def save(self, publication: Publication, *, last: bool = False) -> None:
+        """Writes this worker's part of a checkpoint; the first worker writes the joint part too."""
+        local, name, own = self._local, publication.save, publication.own
+        publication.move(PublicationEvent.SKIP if name is None else PublicationEvent.SAVE)
         if name is None:
             return
-        trees: dict[str, object] = {f"worker-{worker.plan.worker}": publication.own}
-        if worker.lead and publication.joint is not None:
-            assert publication.own is not None
+        trees: dict[str, object] = {f"worker-{self._plan.worker}": own}
+        if self._generation.lead and publication.joint is not None:
+            assert own is not None
             joint: dict[str, Any] = {
                 "joint": publication.joint,
-                "model": worker.replica.state_of(publication.model, buffers),
+                "model": local.replica.state_of(publication.model, publication.buffers),
                 "publisher": self.tree() | {"number": max(self.number, publication.number)},
-                **newcomers(publication.own),
+                # what a worker needs that has no part of its own: buffers, and where its learning rate is
+                "buffers": own["replica"]["buffers"],
+                "counts": own["replica"]["counts"],
+                "schedule": own["schedule"],
             }
-            if worker.strategy.replicated:
-                joint["replica"] = worker.replica.shared()
-            trees[self.joint_name] = joint
-        self._writer.write(name, trees, last=last)
-
-    part = 0
-    joint_name = "joint"
-    """The part of a checkpoint that the first worker writes."""
+            if local.strategy.replicated:
+                joint["replica"] = local.replica.shared()
+            trees["joint" if not self._part else f"joint-{self._part}"] = joint
+        self.writer.write(name, trees, last=last)
 
     def tree(self) -> dict[str, Any]:
-        return {
-            "number": self.number,
-            "epochs_done": self._epochs_done,
-            "evaluated_steps": self._evaluated_steps,
-            "saved_steps": self._saved_steps,
-            "best": self.best,
-        }
+        return {"number": self.number, **self.schedule.tree(), "best": self.evaluator.best}
 
     def load(self, tree: dict[str, Any]) -> None:
-        self.number, self._epochs_done = int(tree["number"]), int(tree["epochs_done"])
-        self._evaluated_steps, self._saved_steps = int(tree["evaluated_steps"]), int(tree["saved_steps"])
-        self.best = tree.get("best")
-
-    # -- the end ----------------------------------------------------------------------------------------------------
-
-    def conclude(self) -> None:
-        """The last publication: the final model is agreed on, evaluated, saved, and the first worker hands it back."""
-        worker, plan = self._worker, self._worker.plan
-        self._clear()
-        for parameter in worker.replica.parameters.tensors:
-            parameter.grad = None  # there may be no memory for it beside what is handed back
-        model = self._final_model()
-        refuse(model, "the final model")
-        worker.joint.observe(Concluded(model, worker.strategy.timing != "async"))
-        self.concluded = True
-        if (worker.strategy.ends_in_mean or worker.ahead) and not worker.alone:
-            position = (worker.meter.position[0] + 1, 0)
-            sample = islice(worker.batches.training(position, None), RECALIBRATION_BATCHES)
-            worker.replica.recalibrate(sample, model)
-        key = f"buffers:{FINAL}"
-        self._buffers.ask(key)
-        worker.wait(lambda: self._buffers.get(key) is not None, "the final buffers", plan.deadlines.conclude_s)
-        buffers = self._buffers.get(key)
-        assert buffers is not None
-        number = self.number + 1  # and so it stays: who joins while this goes on is to count to the same
-        if plan.evaluates:
-            self._evaluate(number, model, buffers)
-            if plan.keeps_best:
-                self._models[number] = worker.replica.state_of(model, buffers)
-            self._show(number, model, buffers)
-            worker.wait(lambda: number in self._verdicts, "the final verdict", plan.deadlines.conclude_s)
-        last = None
-        if plan.checkpoint_every is not None:
-            worker.nonfinite.settle()
-            own = worker_tree(worker)
-            own["publisher"]["number"] = number  # who goes on from here counts on
-            name = final_checkpoint_name(number)  # the same on all, whose steps may differ by now
-            tree = worker.joint.tree()
-            if worker.joint.model is not None:
-                tree["state"][0] = model.clone()
-            last = _Publication(number, model, tree, name, own, False)
-        worker.say(messages.Agreed)  # from here on whoever is lost is not replaced
-        self._see_off(last, model, buffers)
-
-    def _clear(self) -> None:
-        """Sees what was announced through."""
-        self._worker.wait(lambda: not self._pending, "the last publications", self._worker.plan.deadlines.conclude_s)
-
-    def _final_model(self) -> Tensor:
-        worker = self._worker
-        if worker.alone:  # no step follows, so that it need not be copied: there may be no memory for two
-            model: Tensor = worker.replica.vector.detach().cpu()
-            worker.give_to_joint(model)
-            return model
-        if worker.strategy.timing == "async":
-            key = f"joint:{FINAL}"
-            worker.exchange.view(key)
-            worker.wait(lambda: key in worker.averaged, "the joint model", worker.plan.deadlines.conclude_s)
-            self._agree()
-            return worker.averaged[key].mean
-        joint = worker.joint.model
-        if joint is None:
-            return self._vector()
-        if worker.strategy.ends_in_mean:
-            key = f"mean:{FINAL}"
-            with torch.no_grad():
-                own = joint - self._vector()
-            worker.exchange.average(key, own, 1.0 if is_finite(own) else 0.0, {})
-            worker.wait(lambda: key in worker.averaged, "the final mean", worker.plan.deadlines.conclude_s)
-            return joint - worker.averaged[key].mean  # the joint model stays: who joins now does all this too
-        return joint.clone()
-
-    def _agree(self) -> None:
-        """Waits until all have the joint model and the publications that any of them has had."""
-        worker, key = self._worker, f"seen:{FINAL}"
-        patience_s = worker.plan.deadlines.conclude_s
-        worker.wait(lambda: not (worker.lead and self.announced), "the last publications", patience_s)
-        worker.exchange.average(key, torch.zeros(1), 1.0, {"number": self.number})
-        worker.wait(lambda: key in worker.averaged, "all workers to have the joint model", patience_s)
-        most = max(int(note.get("number", 0)) for note in worker.averaged[key].notes.values())
-        worker.wait(lambda: self.number >= most, f"publication {most}", patience_s)
-
-    def _see_off(self, last: _Publication | None, model: Tensor, buffers: dict[str, Tensor]) -> None:
-        """The first worker saves what is of all, and hands the model back; who becomes the first does both anew."""
-        worker, plan, owed = self._worker, self._worker.plan, last is not None
-        while owed or not worker.model_arrived:  # others may have heard of the end before this one is here
-            lead = worker.lead
-            if last is not None and (lead or owed):
-                self._save(last, buffers, last=True)
-                owed = False
-                self._writer.finish(plan.deadlines.conclude_s / 2)  # the coordinator has twice the patience
-            if lead:
-                state = self.best if self.best is not None else worker.replica.state_of(model, buffers)
-                self._hand_back(state)
-            worker.wait(
-                lambda was=lead: worker.model_arrived or worker.lead != was,  # type: ignore[misc]
-                "the run to end",
-                plan.deadlines.conclude_s,
-            )
-        self._writer.close()
-
-    def _show(self, number: int, model: Tensor, buffers: dict[str, Tensor]) -> None:
-        """The first worker sends the driver the joint model of an evaluation, where a callback is to be given it."""
-        if self._worker.plan.shows and self._worker.lead:
-            self._hand_back(self._worker.replica.state_of(model, buffers), shown=number)
-
-    def _hand_back(self, state: dict[str, Any], shown: int | None = None) -> None:
-        """Sends a model in chunks, one by one: all of it at once takes its memory several times."""
-        worker = self._worker
-        chunks = worker.replica.pieces_of(state)
-        for chunk, held in enumerate(chunks):
-            data = memoryview(worker.exchange.encode(held))
-            count = max(1, -(-len(data) // RESULT_CHUNK_BYTES))
-            for index in range(count):
-                piece = data[index * RESULT_CHUNK_BYTES : (index + 1) * RESULT_CHUNK_BYTES]
-                where: dict[str, Any] = {"index": index, "count": count, "chunk": chunk, "chunks": len(chunks)}
-                where |= {"attempt": worker.plan.attempt, "part": self.part}
-                told = messages.Result(**where) if shown is None else messages.Shown(number=shown, **where)
-                worker.exchange.report(told, piece)
+        self.number, self.evaluator.best = int(tree["number"]), tree.get("best")
+        self.schedule.load(*(int(tree[name]) for name in self.schedule.tree()))

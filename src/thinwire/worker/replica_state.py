@@ -1,4 +1,4 @@
-"""What a strategy keeps beside a replica, fragment by fragment, so that a reply is taken over without copying it."""
+"""What a strategy keeps beside a replica, fragment by fragment, so that landing a reply copies none of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from thinwire.strategies.base import under
 
 
 class ReplicaState:
-    """The worker state of a strategy, cut as the rounds are; cut anew when they are."""
+    """The worker state of a strategy, cut into the fragments that rounds exchange."""
 
     def __init__(self, strategy: Strategy, x: Tensor) -> None:
         self._strategy, self._size = strategy, x.numel()
@@ -59,12 +59,12 @@ class ReplicaState:
             value, self._cut[fragment] = self._strategy.adopt(state, fragment.of(x), base, reply)
             _write(fragment.of(x), value)
             return
-        for piece, near in pieces(fragment, (), self._size):  # nothing is kept, so that temporaries can stay small
+        for piece, near in pieces(fragment, (), self._size):  # no state is kept: temporaries can stay small
             value, _ = self._strategy.adopt(self.whole(), piece.of(x), near.of(base), near.of(reply))
             _write(piece.of(x), value)
 
     def _state_of(self, fragment: Fragment) -> Any:
-        """A fragment's own state; the piece that holds it is split, and where none does all are joined first."""
+        """A fragment's own state: the piece that holds it is split; where none holds it, all are joined first."""
         if fragment not in self._cut:
             if not any(f.start <= fragment.start and fragment.stop <= f.stop for f in self._cut):
                 self.put(self.whole())

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import final
 
-from thinwire.protocol.clock import Clock
+from thinwire.exchange.ports import Tree
 from thinwire.strategies import Progress
 from thinwire.worker.step_statistics import StepStatistics
 
 
-class Pace:
+@final
+class RoundTrigger:
     """One worker's steps, seconds and losses since its last launch."""
 
-    def __init__(self, meter: StepStatistics, clock: Clock) -> None:
-        self._meter, self._clock = meter, clock
-        self.steps = 0
-        """Steps it had made then."""
-        self._at = self._clock()
+    def __init__(self, meter: StepStatistics) -> None:
+        self._meter = meter
+        self.steps_then = 0
+        """Steps that the worker had made when it last launched a round."""
+        self._at = meter.now()
         self._loss = 0.0
         self.first_loss: float | None = None
-        """Loss summed before its first launch; None until then."""
+        """Loss summed before the first launch; None until then."""
 
     def step(self, loss: float) -> None:
         """Books a step's loss."""
@@ -27,7 +28,12 @@ class Pace:
 
     def start(self, steps: int) -> None:
         """Counts from here."""
-        self.steps, self._at, self._loss = steps, self._clock(), 0.0
+        self.steps_then, self._at, self._loss = steps, self._meter.now(), 0.0
+
+    @property
+    def steps(self) -> int:
+        """Steps since the last launch."""
+        return self._meter.steps - self.steps_then
 
     def launched(self) -> None:
         """A round was launched."""
@@ -37,23 +43,23 @@ class Pace:
 
     def go_on(self) -> None:
         """A round that was waited for has landed: seconds count from here, at which all workers are together."""
-        self._at = self._clock()
+        self._at = self._meter.now()
 
     def progress(self, round: int, lead: bool) -> Progress:
         """What the strategy is asked with."""
         return Progress(
             round=round,
             steps=self._meter.steps,
-            steps_since=self._meter.steps - self.steps,
-            seconds_since=self._clock() - self._at,
+            steps_since=self.steps,
+            seconds_since=self._meter.now() - self._at,
             loss_since=self._loss,
             lead=lead,
             first_loss=self.first_loss,
         )
 
-    def tree(self) -> dict[str, Any]:
-        return {"steps": self.steps, "loss": self._loss, "first_loss": self.first_loss}
+    def tree(self) -> Tree:
+        return {"steps": self.steps_then, "loss": self._loss, "first_loss": self.first_loss}
 
-    def load(self, tree: dict[str, Any]) -> None:
-        self.start(int(tree["steps"]))
-        self._loss, self.first_loss = float(tree["loss"]), tree["first_loss"]
+    def load(self, steps: int, loss: float, first_loss: float | None) -> None:
+        self.start(int(steps))
+        self._loss, self.first_loss = float(loss), first_loss

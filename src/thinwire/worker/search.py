@@ -1,25 +1,26 @@
 """Steps of an optimizer that evaluates loss and gradient as often as it likes, each time over all workers' rows.
 
 An evaluation is a round: every worker contributes the gradient of its batch, and says the loss in its note. Replicas
-are equal, are told the same loss and the same gradient, and so take the same decisions: they evaluate equally often.
-A worker without rows in a step takes it too, with what the others' evaluations come to.
+are equal and get the same loss and the same gradient. They therefore take the same decisions and evaluate equally
+often. A worker without rows in a step takes it too, with the mean of the others' evaluations.
 
 Why a step is taken again when a worker is lost in the middle of it:
 
 1. workers 0, 1 and 2 have evaluated the loss of their three batches; worker 2 is lost
-2. the next evaluation is of two batches: it may be lower without being further down
-3. both workers see in the round's notes that others contributed than to the first, and take the step again from its
-   start, with an optimizer that has forgotten what it learnt
+2. the next evaluation is of two batches: its loss may be lower although the step went nowhere
+3. both workers see in the round's notes that the contributors have changed, and take the step again from its start,
+   with an optimizer that has forgotten what it learnt
 
-So do they where others contribute to a step than to the one before: a difference between gradients of different rows
-says nothing of the curvature.
+They do the same where the contributors have changed since the step before: a difference between gradients of different
+rows says nothing of the curvature.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -27,16 +28,18 @@ from torch import Tensor
 from thinwire.errors import DivergedError
 from thinwire.exchange.signals import Landed
 from thinwire.exchange.snapshot import Snapshot
+from thinwire.parameters import Fragment
 from thinwire.rules.finite import is_finite
 from thinwire.strategies import Share
-from thinwire.worker.landing import absent_from
-
-if TYPE_CHECKING:
-    from thinwire.worker.worker import Worker
+from thinwire.worker.generation import Generation
+from thinwire.worker.local_model import LocalModel
+from thinwire.worker.mean_gradient import absent_from
+from thinwire.worker.open_rounds import OpenRounds
+from thinwire.worker.ports import Batch, Synchronizer, Wait
 
 NOTE = "search"
-"""What a contributor says with an evaluation: the step's first round, the evaluation's number, loss, weight, and who
-contributed to the step before, where it knows that and the evaluation is a step's first."""
+"""The note of an evaluation: the step's first round, the evaluation's number, loss, weight, and the contributors to
+the step before, where the worker knows them and the evaluation is the first of its step."""
 
 
 class _NobodyError(Exception):
@@ -44,25 +47,46 @@ class _NobodyError(Exception):
 
 
 class _OthersError(Exception):
-    """An evaluation is of other rows than the first one of its step."""
+    """An evaluation is of other rows than the first evaluation of its step."""
 
 
 class _SupersededError(Exception):
-    """A peer's state, with this step done, has come in the place of this worker's."""
+    """A peer's state, which has this step in it, has come in the place of this worker's."""
 
     def __init__(self, shared: dict[str, Any]) -> None:
         super().__init__("a peer's state has come")
         self.shared = shared
 
 
-class Search:
-    """One worker's part in them."""
+@final
+class Search(Synchronizer):
+    """See `thinwire.worker.ports.Synchronizer`.
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self.under_way = False
-        """Whether a step is: its rounds are no steps of their own."""
-        self.only_follows = False
+    Args:
+        worker: this worker's number.
+        round_s: the longest wait for a round.
+        weigh: the weight of a step's rows.
+        publish: takes up publications that were put off until a step is over.
+    """
+
+    mid_step = False
+
+    def __init__(
+        self,
+        local: LocalModel,
+        generation: Generation,
+        rounds: OpenRounds,
+        *,
+        worker: int,
+        wait: Wait,
+        round_s: float,
+        weigh: Callable[[Batch], float],
+        publish: Callable[[], None],
+    ) -> None:
+        self._replica, self._strategy, self._meter = local.replica, local.strategy, local.meter
+        self._generation, self._rounds, self._worker = generation, rounds, worker
+        self._wait, self._round_s, self._weigh, self._publish = wait, round_s, weigh, publish
+        self._only_follows = False
         """Whether this worker's own rows are done, so that its exchange takes part in rounds by itself."""
         self._share: Share | None = None
         """What this worker contributes to the step under way; None for nothing."""
@@ -77,67 +101,71 @@ class Search:
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
-    def catch_up(self) -> None:
+    def prepare(self) -> None:
         """Takes the steps that others have begun without this worker, before it computes a gradient of its own."""
-        worker = self._worker
-        worker.wait(self._has_caught_up, "steps that others have begun", worker.plan.deadlines.round_s)
+        generation, rounds = self._generation, self._rounds
+        up = lambda: generation.alone or (rounds.next <= rounds.landed and not generation.needs_state)  # noqa: E731
+        self._wait(up, "steps that others have begun", self._round_s)
 
-    def _has_caught_up(self) -> bool:
-        worker = self._worker
-        return worker.alone or (worker.exchange.next_round <= worker.landed and not worker.needs_state)
+    def take(self, batch: Batch, *, takes: bool, together: bool) -> None:
+        if together:
+            rows = self._weigh(batch)
+            self._share = Share(self._rounds.landed, 1, rows, self._generation.lead) if takes and rows > 0 else None
+            self._take()
+        elif takes:
+            self._take_alone()
+        else:
+            self._replica.advance()
 
-    def step(self, rows: float, *, takes: bool) -> None:
-        """Takes a step with the others, on the gradient just computed; one that is not taken contributes nothing."""
-        worker = self._worker
-        self._share = Share(worker.landed, 1, rows, worker.lead) if takes and rows > 0 else None
-        self._take()
-
-    def step_alone(self) -> None:
+    def _take_alone(self) -> None:
         """Takes a step on the own rows: there is no other worker."""
-        replica, alone = self._worker.replica, [self._worker.plan.worker]
+        alone = [self._worker]
         if self._contributors not in (None, alone):
-            replica.begin_anew()
+            self._replica.begin_anew()
         self._contributors = alone
-        replica.update()
+        self._replica.update()
 
-    def follow(self, landed: Landed) -> None:
-        """A round has landed: it is an evaluation of the step under way, or begins one of the others."""
+    def land(self, landed: Landed, fragment: Fragment, snapshot: Snapshot | None) -> None:
+        """A round has landed: it is an evaluation of the step under way, or begins a step of the others."""
         self._came.append(landed)
-        if not self.under_way:
+        if not self.mid_step:
             self._share = None
             self._take()
+
+    def finish(self) -> None:
+        self._only_follows = True
 
     def supersede(self, shared: dict[str, Any]) -> None:
         """A peer's state has been taken over."""
         self._came.clear()
-        if self.under_way:
+        if self.mid_step:
             self._superseded = shared
 
     def _take(self) -> None:
-        """Takes a step, and those that others had begun when a peer's state came in its place."""
+        """Takes a step, and then steps that others had begun when a peer's state came in its place."""
         self._take_one()
         while self._came:
             self._share = None
             self._take_one()
-            self._worker.publisher.publish_deferred()
+            self._publish()
 
     def _take_one(self) -> None:
-        replica = self._worker.replica
-        self._superseded, self.under_way, self._announces = None, True, True
+        replica = self._replica
+        self._superseded, self.mid_step, self._announces = None, True, True
         try:
             self._take_from(replica.vector.detach().clone())
         except _NobodyError:
             replica.advance()
         except _SupersededError as superseded:
-            replica.load_shared(superseded.shared)  # once more: what the optimizer did on its way out is undone
+            replica.load_shared(superseded.shared)  # once more: the optimizer has changed the parameters on its way out
         finally:
-            self.under_way = False
+            self.mid_step = False
 
     def _take_from(self, start: Tensor) -> None:
-        """Takes the step, from its start again as often as others contribute than did at first."""
-        replica = self._worker.replica
+        """Takes the step, from its start again each time that the contributors change."""
+        replica = self._replica
         while True:
-            self._began, self._number = self._came[0].round if self._came else self._worker.landed, 0
+            self._began, self._number = self._came[0].round if self._came else self._rounds.landed, 0
             try:
                 replica.update(self._evaluate)
                 return
@@ -159,7 +187,7 @@ class Search:
         elif weights != self._weights:
             raise _OthersError
         self._number += 1
-        replica = self._worker.replica
+        replica = self._replica
         absent = absent_from(landed.notes.values())
         replica.parameters.scatter_gradients(landed.reply.to(replica.vector.device), absent)
         losses = [(math.inf if loss is None else loss, weight) for _, _, loss, weight, _ in told.values()]
@@ -167,7 +195,7 @@ class Search:
         return torch.tensor(mean, dtype=torch.float64)
 
     def _begin(self, told: dict[int, Any], weights: dict[int, float]) -> None:
-        """A step's first evaluation: of nobody's rows, of other workers' than the step before, or a good one."""
+        """The first evaluation of a step: raises unless the contributors are those of the step before."""
         if not weights:
             raise _NobodyError
         before = next((last for *_, last in told.values() if last is not None), None)
@@ -179,42 +207,41 @@ class Search:
         for worker, (began, number, *_) in told.items():
             if (began, number) != (self._began, self._number):
                 raise DivergedError(
-                    f"worker {self._worker.plan.worker} is at evaluation {self._number} of the step that began in "
+                    f"worker {self._worker} is at evaluation {self._number} of the step that began in "
                     f"round {self._began}, and worker {worker} at evaluation {number} of that of round {began}: the "
                     "same losses led to different decisions; use an optimizer that draws nothing at random and keeps "
                     "all it learns in its state, on processors of one kind"
                 )
 
     def _exchange(self) -> Landed:
-        """Contributes to the next round, unless the exchange has taken part in it already, and waits for it."""
-        worker = self._worker
-        round = worker.landed
-        if not self.only_follows and worker.exchange.next_round <= round:
+        """Contributes to the next round, unless the exchange has taken part in it already, and waits until it lands."""
+        round = self._rounds.landed
+        if not self._only_follows and self._rounds.next <= round:
             self._contribute(round)
-        began = worker.time.now()
+        began = self._meter.now()
         there = lambda: bool(self._came) or self._superseded is not None  # noqa: E731
-        worker.wait(there, f"round {round}", worker.plan.deadlines.round_s)
-        worker.meter.waited(worker.time.now() - began)
+        self._wait(there, f"round {round}", self._round_s)
+        self._meter.waited(self._meter.now() - began)
         if self._superseded is not None:
             raise _SupersededError(self._superseded)
         return self._came.popleft()
 
     def _contribute(self, expected: int) -> None:
-        worker, replica = self._worker, self._worker.replica
+        replica = self._replica
         values, weight, note = None, 0.0, dict[str, Any]()
         if self._share is not None:
             loss = float(replica.again())
             gradient = torch.zeros_like(replica.vector)
             replica.parameters.gather_gradients(gradient)
-            host, share = gradient.cpu(), worker.strategy.weight(self._share)
+            host, share = gradient.cpu(), self._strategy.weight(self._share)
             finite = math.isfinite(loss) and is_finite(host)
             last = self._contributors if self._number == 0 else None
             note = {NOTE: [self._began, self._number, loss if finite else None, share, last]}
             if finite:
                 values, weight = Snapshot(host, host), share
                 note["absent"] = replica.parameters.absent()
-        round, fragment = worker.exchange.claim()
-        if round != expected:  # its exchange has taken part in that one meanwhile, without it
+        round, fragment = self._rounds.claim()
+        if round != expected:  # the exchange has taken part in the expected round by itself
             values, weight, note = None, 0.0, {}
-        worker.send_off(round, fragment, values, weight, announces=self._announces, **note)
+        self._rounds.launch(round, fragment, values, weight, note=note, announces=self._announces)
         self._announces = False

@@ -1,4 +1,4 @@
-"""What a worker has done since it last contributed a part of the model: by that its contributions are weighed."""
+"""What a worker has done since it last contributed a part of the model: its contributions are weighed by it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Shares:
         self._done: dict[Fragment, tuple[int, float]] = {}
 
     def start(self, steps: int, rows: float) -> None:
-        """Counts from here: what was done before, here or by a predecessor, is in the model that training goes on from.
+        """Counts from here: earlier steps, here or of a predecessor, are in the model that training goes on from.
 
         MPCA (Langer et al. 2018), eq. 9: a contribution counts by the steps that are in it.
         """
@@ -55,7 +55,7 @@ class Shares:
         return self._done[fragment][0] if fragment in self._done else None
 
     def has_any(self, steps: int) -> bool:
-        """Whether there are steps that nothing was contributed since."""
+        """Whether there are steps since the last contribution."""
         return steps > max([self._begun[0]] + [done for done, _ in self._done.values()])
 
     def tree(self) -> list[list[float]]:

@@ -10,12 +10,12 @@ from thinwire.protocol.forms import is_count, is_real
 
 
 def fits(tree: dict[str, Any], replica: Any, *, replicated: bool) -> bool:
-    """Whether what comes beside the joint model has the form of this replica's own.
+    """Whether the rest of a joint state, beside the joint model, has the form of this replica's own.
 
-    What only the same optimizer, or the same scheduler, can judge is left to them.
+    The states of optimizer and scheduler are checked where these load them.
     """
     went, best, schedule = tree.get("went"), tree.get("best"), tree.get("schedule")
-    if not is_count(tree.get("published")) or not (best is None or is_real(best)):
+    if not is_count(tree.get("published")) or not (best is None or _is_model(best)):
         return False
     if not isinstance(went, list | tuple) or len(went) != 2 or not all(map(is_count, went)):
         return False
@@ -25,6 +25,11 @@ def fits(tree: dict[str, Any], replica: Any, *, replicated: bool) -> bool:
     if not isinstance(schedule, dict) or not isinstance(schedule.get("rates"), list) or "scheduler" not in schedule:
         return False
     return all(map(is_real, schedule["rates"])) and _buffers(tree, replica)
+
+
+def _is_model(best: Any) -> bool:
+    """Whether this is the model of the best evaluation: tensors by name, or a member's part of them in two lists."""
+    return isinstance(best, dict) and all(isinstance(value, Tensor | list) for value in best.values())
 
 
 def _buffers(tree: dict[str, Any], replica: Any) -> bool:

@@ -9,22 +9,24 @@ from typing import Any
 from thinwire.protocol.clock import Clock
 
 SAMPLED = 10
-"""One step of so many has the length of its gradient looked at: that costs a pass over the parameters."""
+"""Steps for each step whose gradient is measured: measuring costs a pass over the parameters."""
 
 
 class StepStatistics:
     """Counts what a worker does; cheap enough for every step."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
-        self._clock = clock
+        self.now = clock
         self.steps = 0
         self.rows = 0
+        self.group_rows = 0
+        """Rows that the members of this worker's group had done when they last met; 0 where it has none."""
         self.position: tuple[int, int] = (0, 0)
         """Epoch and batch that come next."""
         self.step_s = 0.0
         """Smoothed duration of a step."""
         self.handling_s = 0.0
-        """Smoothed duration of snapshot and landing, as it would be for the whole vector."""
+        """Smoothed duration of a snapshot and a landing of the whole vector."""
         self._epoch_rows = self._epoch_without = 0
         """Rows of the epoch, and those whose loss was not finite."""
         self._epoch_loss = 0.0
@@ -42,7 +44,7 @@ class StepStatistics:
         self._epoch_norms = (0.0, 0)
 
     def begin_step(self) -> float:
-        now = self._clock()
+        now = self.now()
         if self._began is None:
             self._began = now
         elif self._last_end is not None and now - self._last_end > self._gap_s:
@@ -56,13 +58,13 @@ class StepStatistics:
         self._waited_total_s += seconds
 
     def evaluated(self, seconds: float) -> None:
-        """Books an evaluation; it counts with the step that follows, since it is time between steps that is told of."""
+        """Books an evaluation; its time counts with the step that follows, as time between steps."""
         if self._last_end is not None:
             self._evaluated_since_s += seconds
 
     def flies(self, rounds: int) -> None:
         """Notes how many rounds are under way from here on."""
-        now = self._clock()
+        now = self.now()
         if self._flying:
             self._exchanged_s += now - self._flying_since
         self._flying, self._flying_since = rounds, now
@@ -70,12 +72,12 @@ class StepStatistics:
     def handled(self, seconds: float, share: float) -> None:
         """Books what a snapshot or a landing of a share of the vector took."""
         if share > 0:
-            whole = 2 * seconds / share  # a round has one of each
+            whole = 2 * seconds / share  # a round has one snapshot and one landing
             self.handling_s = whole if not self.handling_s else 0.8 * self.handling_s + 0.2 * whole
 
     def end_step(self, begun: float, rows: int, loss: float, following: tuple[int, int]) -> float:
         """Books a step; returns the moment."""
-        now = self._clock()
+        now = self.now()
         took = now - begun - self._waited_s
         self._busy_s += took
         self._evaluated_s, self._evaluated_since_s = self._evaluated_s + self._evaluated_since_s, 0.0
@@ -92,6 +94,11 @@ class StepStatistics:
         self.position = following
         self._last_end = now
         return now
+
+    @property
+    def rows_done(self) -> int:
+        """Rows that are in this worker's replica: its own, or those of its group."""
+        return max(self.group_rows, self.rows)
 
     def samples_gradient(self, position: tuple[int, int]) -> bool:
         """Whether to look at the length of this step's gradient: at the first of each epoch, and now and then."""

@@ -10,19 +10,22 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import deque
+from collections.abc import Callable
 from statistics import median, median_low
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, final
 
+from thinwire.exchange.ports import ReportsPort
 from thinwire.exchange.signals import Landed
 from thinwire.parameters import Fragment
 from thinwire.rules.compression import codec
 from thinwire.rules.period import Link, fit_link
 from thinwire.strategies import Measured, Setting
 from thinwire.strategies.base import follows_run
+from thinwire.worker.generation import Generation
+from thinwire.worker.local_model import LocalModel
+from thinwire.worker.plan import WorkerPlan
+from thinwire.worker.reports import Reports
 from thinwire.worker.wire_meter import WireMeter
-
-if TYPE_CHECKING:
-    from thinwire.worker.worker import Worker
 
 SAMPLES = 24
 """Newest rounds of about one size that are remembered."""
@@ -52,11 +55,24 @@ class Sample(NamedTuple):
     seconds: float
 
 
+@final
 class Tuner:
     """One worker's measurements; only the first worker of a generation acts on its own."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+    def __init__(
+        self,
+        plan: WorkerPlan,
+        local: LocalModel,
+        generation: Generation,
+        *,
+        exchange: ReportsPort,
+        reports: Reports,
+        verdict: Callable[[], str],
+        batches_per_epoch: int,
+    ) -> None:
+        self._plan, self._local, self._generation, self._exchange = plan, local, generation, exchange
+        self._reports, self._verdict, self._batches_per_epoch = reports, verdict, batches_per_epoch
+        self._strategy, self._joint, self._meter = local.strategy, local.joint, local.meter
         self._explained = self._drifted = False
         self.first = -1
         """The round that waits for whoever starts last: no measure of the link. Negative until one has landed."""
@@ -80,16 +96,16 @@ class Tuner:
         self._newest_s = landed.seconds
         if landed.size_bytes and landed.round > self.first:
             self._remember(Sample(landed.round, landed.size_bytes, landed.seconds))
-        late, period = self._fresh(landed) if self._worker.lead else (None, None)
-        if self._worker.lead and _looked_at(landed.round):
-            cut = self._worker.joint.cuts.at(landed.round)
+        late, period = self._fresh(landed) if self._generation.lead else (None, None)
+        if self._generation.lead and _looked_at(landed.round):
+            cut = self._joint.cuts.at(landed.round)
             setting = cut.setting
-            self._worker.event(
+            self._reports.event(
                 "round_landed",
                 round=landed.round,
-                steps=self._worker.meter.steps,
+                steps=self._meter.steps,
                 fragments=setting.fragments,
-                codec=setting.codec or self._worker.plan.codec,
+                codec=setting.codec or self._plan.codec,
                 seconds=landed.seconds,
                 size_bytes=landed.size_bytes,
                 contributors=sorted(landed.notes),
@@ -100,11 +116,11 @@ class Tuner:
 
     def _fresh(self, landed: Landed) -> tuple[int | None, int | None]:
         """Steps since the landed fragment's snapshot, and between that and the one before."""
-        taken = self._worker.shares.steps_at(landed.fragment)
+        taken = self._local.shares.steps_at(landed.fragment)
         if taken is None:
             return None, None
         before, self._taken[landed.fragment] = self._taken.get(landed.fragment), taken
-        return self._worker.meter.steps - taken, None if before is None else taken - before
+        return self._meter.steps - taken, None if before is None else taken - before
 
     def note(self, round: int) -> dict[str, Any]:
         """What to say in a round's note: a new setting, when the strategy sees from what was measured that one fits.
@@ -114,14 +130,14 @@ class Tuner:
         were busy with starting: the link is looked at again, with a new pair of sizes, ever more seldom; and at once
         when rounds take much longer or shorter than before.
         """
-        if self._worker.strategy.timing == "async":
+        if self._strategy.timing == "async":
             return {}
         if looked := _looked_at(round) or self._newest_s > SLOW_S:
-            self._wire.read(round, self._worker.exchange.traffic())
+            self._wire.read(round, self._exchange.traffic())
         if not self._samples or round < self._looks_until:
             return {}
         if self._wire.counts:
-            known = self._wire.bytes_per_s is not None or self._worker.guard.verdict
+            known = self._wire.bytes_per_s is not None or self._verdict()
             return self._choose(round) if looked and known else {}
         if self._looks_until:  # both sizes have been seen
             self._looks_until, said = 0, self._choose(round)
@@ -129,12 +145,12 @@ class Tuner:
                 self._look_again = CONFIRMED * round
             return said
         if self._drifted or round >= self._look_again:
-            current = self._worker.joint.cuts.newest
-            since = round + self._worker.strategy.in_flight
+            current = self._joint.cuts.newest
+            since = round + self._strategy.in_flight
             if since <= current.since:  # once that change is in force
                 return {}
             self._drifted, self._look_again = False, LATER * round
-            other = self._worker.strategy.probe(current.setting)
+            other = self._strategy.probe(current.setting)
             if other != current.setting:
                 said = self._propose(other, since, self._link(), why="")
                 self._forget(before=current.since)  # of the current cut perhaps nothing has landed yet
@@ -145,29 +161,29 @@ class Tuner:
         return self._choose(round)
 
     def _choose(self, round: int) -> dict[str, Any]:
-        worker, link = self._worker, self._link()
-        current = worker.joint.cuts.newest
-        step_s = worker.meter.step_s or None
-        size, handling_s = worker.joint.size, worker.meter.handling_s or None
-        verdict = worker.guard.verdict
+        link = self._link()
+        current = self._joint.cuts.newest
+        step_s = self._meter.step_s or None
+        size, handling_s = self._joint.size, self._meter.handling_s or None
+        verdict = self._verdict()
         rest_s = self._rest_s(link)
         measured = Measured(
             size,
-            len(worker.members),
+            len(self._generation.members),
             round,
             link,
             step_s,
             handling_s,
             rest_s=rest_s,
-            run_steps=self._run_steps() if follows_run(worker.strategy) else None,
-            steps=worker.meter.steps,
+            run_steps=self._run_steps() if follows_run(self._strategy) else None,
+            steps=self._meter.steps,
             hurts=bool(verdict),
         )
-        chosen = worker.strategy.setting(measured, current.setting)
+        chosen = self._strategy.setting(measured, current.setting)
         if self._wire.counts and self._explained and not verdict:
             chosen = self._certain(measured, chosen, current.setting)
-        since = round + worker.strategy.in_flight
-        why = "; ".join(filter(None, (verdict, worker.strategy.explain(measured, chosen))))
+        since = round + self._strategy.in_flight
+        why = "; ".join(filter(None, (verdict, self._strategy.explain(measured, chosen))))
         if chosen != current.setting and since > current.since:
             return self._propose(chosen, since, link, why)
         if why and not self._explained:
@@ -176,13 +192,13 @@ class Tuner:
 
     def _run_steps(self) -> float | None:
         """Steps of the run in all, by whichever limit is the lowest; None where it has none."""
-        plan, limits = self._worker.plan, []
+        plan, limits = self._plan, []
         if plan.steps is not None:
             limits.append(float(plan.steps))
         if plan.epochs is not None:
-            limits.append(float(plan.epochs * self._worker.batches.batches_per_epoch))
-        if plan.seconds is not None and self._worker.meter.step_s:
-            limits.append(plan.seconds / self._worker.meter.step_s)
+            limits.append(float(plan.epochs * self._batches_per_epoch))
+        if plan.seconds is not None and self._meter.step_s:
+            limits.append(plan.seconds / self._meter.step_s)
         return min(limits, default=None)
 
     def _certain(self, measured: Measured, chosen: Setting, current: Setting) -> Setting:
@@ -199,20 +215,20 @@ class Tuner:
             link, rest_s = measured.link.times(factor), measured.rest_s / factor
             handling_s = (measured.handling_s or 0.0) / factor**2  # it is timed on a busy processor
             other = dataclasses.replace(measured, link=link, rest_s=rest_s, handling_s=handling_s)
-            wanted.append(self._worker.strategy.setting(other, current))
+            wanted.append(self._strategy.setting(other, current))
         return _least_change(current, tuple(wanted))
 
     def _propose(self, setting: Setting, since: int, link: Link, why: str) -> dict[str, Any]:
         self._explained = self._explained or bool(why)
         fields = dataclasses.asdict(setting)
         self._changed_at = since, link.bytes_per_s
-        self._worker.event(
+        self._reports.event(
             "setting_changed",
             since=since,
             setting=fields,
             latency_s=link.latency_s,
             bytes_per_s=link.bytes_per_s if link.bytes_per_s < 1e15 else None,
-            step_s=self._worker.meter.step_s or None,
+            step_s=self._meter.step_s or None,
             why=why,
         )
         return {"setting": fields, "since": since}

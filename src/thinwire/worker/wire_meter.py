@@ -13,13 +13,13 @@ from typing import NamedTuple
 from thinwire.transport.ports import Traffic
 
 READINGS, LEAST = 48, 6
-"""Newest readings that are remembered, and how many an estimate is made of at least."""
+"""Readings that are remembered, and the fewest that an estimate is made of."""
 SURE, ENOUGH = 25, 4
-"""Clock ticks of busy time that make an estimate sure at once, and that are enough once there are all the readings."""
+"""Clock ticks of busy time that make an estimate certain at once, and that suffice once all readings are there."""
 AGREE = 1.5
-"""Times that one half of the readings may find the wire faster than the other."""
+"""Factor by which the two halves of the readings may disagree on the rate."""
 BURSTS = 2
-"""Times in a round that a worker's bytes set out, its parts and the sums that it owns. Each waits for a round trip."""
+"""Bursts that a worker sends in a round: its parts, and the sums that it owns. Each waits for a round trip."""
 
 
 class _Reading(NamedTuple):
@@ -33,7 +33,7 @@ class WireMeter:
     def __init__(self) -> None:
         self._readings: deque[_Reading] = deque(maxlen=READINGS + 1)
         self.counts = False
-        """Whether the sockets of this run count at all."""
+        """Whether the sockets of this run count bytes and busy time."""
 
     def read(self, round: int, traffic: Traffic | None) -> None:
         """Takes a reading before a round is launched."""
@@ -41,7 +41,7 @@ class WireMeter:
         if traffic is None:
             return
         newest = self._readings[-1].traffic if self._readings else traffic
-        if traffic.sent_bytes < newest.sent_bytes:  # of another connection: it begins anew
+        if traffic.sent_bytes < newest.sent_bytes:  # of a new connection, whose counts begin at zero
             self._readings.clear()
         self._readings.append(_Reading(round, traffic))
 
@@ -53,7 +53,7 @@ class WireMeter:
     def bytes_per_s(self) -> float | None:
         """What the wire carries in a second, infinity where it is no limit; None while that is not certain.
 
-        It is not where the older and the newer half of the readings do not agree: the wire may have changed.
+        It is not certain where the older and the newer half of the readings disagree: the wire may have changed.
         """
         if len(self._readings) <= LEAST:
             return None
@@ -73,7 +73,7 @@ class WireMeter:
         return self._readings[-1 - last].traffic.busy_s - self._readings[-1 - first].traffic.busy_s
 
     def _rate(self, first: int, last: int) -> float:
-        """Without the time that only waits for the first answer of a burst, as far as that is the smaller part."""
+        """Bytes per second of busy time, without the time that only waits for the first answer of a burst."""
         before, after = self._readings[-1 - first], self._readings[-1 - last]
         busy_s = after.traffic.busy_s - before.traffic.busy_s
         waiting_s = BURSTS * (after.round - before.round) * after.traffic.answer_s

@@ -10,7 +10,7 @@ import torch
 
 @pytest.fixture(scope="session")
 def same() -> Callable[[object, object], bool]:
-    """Whether two trees are of the same types, keys in the same order, equal to the last bit."""
+    """Whether two trees have the same types, keys in the same order, and values equal to the last bit."""
     return _same
 
 

@@ -194,7 +194,7 @@ def test_names_that_could_leave_the_folder_are_refused(store: CheckpointStore, n
         lambda: Manifest(name, 1, ()),
         lambda: Part(name, 1, "0" * 64),
     ):
-        with pytest.raises(CheckpointError, match=r"is no name for a (part|checkpoint)\. Allowed: up to 100"):
+        with pytest.raises(CheckpointError, match=r"is not a name for a (part|checkpoint)\. Allowed: up to 100"):
             attempt()
 
 
@@ -394,7 +394,7 @@ def test_a_checkpoint_being_written_is_passed_over_by_name(store: CheckpointStor
     store.write_part("step-2", "w", 2)
     found, passed = store.newest_whole()
     assert found == first
-    assert passed == {"step-2": "it has no manifest.json: whoever wrote it did not get to the end"}
+    assert passed == {"step-2": "it has no manifest.json: its writer did not finish"}
 
 
 def test_a_bit_flipped_anywhere_in_a_part_is_found(local: CheckpointStore, tmp_path: Path) -> None:

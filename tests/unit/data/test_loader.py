@@ -143,7 +143,7 @@ def test_a_missing_column_is_named_with_the_nearest(tmp_path):
 @pytest.mark.parametrize(
     ("transform", "message"),
     [
-        (lambda c: {"x": c["x"], "lable": c["x"]}, "'label' is not there after .* Did you mean 'lable'.* x"),
+        (lambda c: {"x": c["x"], "lable": c["x"]}, "'label' is missing after .* Did you mean 'lable'.* x"),
         (lambda c: None, "the transform returned NoneType; it must return a dict"),
         (lambda c: {**c, "label": c["x"][:1]}, "'label' has 1 rows after the transform where .* has 2"),
         (lambda c: {**c, "label": torch.tensor(0)}, "'label' has 0 rows after"),

@@ -198,7 +198,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
     with pytest.raises(DataError, match=r"bad.parquet' cannot be read"):
         open_source(str(tmp_path))
     (tmp_path / "a.csv").write_text("a,b")
-    with pytest.raises(DataError, match=r"a.csv' is of no known kind"):
+    with pytest.raises(DataError, match=r"a.csv' is not of a known kind"):
         open_source(str(tmp_path / "a.csv"))
 
 

@@ -151,6 +151,6 @@ class Liar:
 
 @pytest.mark.parametrize("num_rows", [2, 4])
 def test_a_source_whose_rows_do_not_add_up_is_refused(tmp_path, num_rows):
-    with pytest.raises(DataError, match=f"said it has {num_rows} rows and gave 3"):
+    with pytest.raises(DataError, match=f"reported {num_rows} rows and gave 3"):
         split(open_source(Liar(num_rows)), workers=1, directory=str(tmp_path), validation=0.5)
     assert os.listdir(tmp_path) == []

@@ -176,7 +176,7 @@ def test_a_state_that_no_encoder_gave_is_refused(change: dict[str, Any]) -> None
         ({}, "has no columns"),
         ({"categorical": ["a"], "numeric": ["a"]}, "column 'a' twice"),
         ({"categorical": [1]}, "categorical = .* is not possible"),
-        ({"numeric": ["a"], "fill": {"b": 1.0}}, "fill.b is nothing"),
+        ({"numeric": ["a"], "fill": {"b": 1.0}}, "fill.b is not a setting"),
         ({"numeric": ["a"], "fill": "mean"}, "fill = 'mean' is not possible"),
         ({"numeric": ["a"], "min_count": 0}, "min_count = 0 is too small"),
     ],
@@ -191,7 +191,7 @@ def test_settings_that_are_not_possible_are_refused(settings: dict[str, Any], me
     ("settings", "message"),
     [
         ({"numeric": ["carrier"]}, "'carrier' holds .*string.* has it as numeric; numbers and booleans can be"),
-        ({"categorical": ["share"]}, r"'share' holds 0.5 \(float\), which is no category.*as numeric, or cast"),
+        ({"categorical": ["share"]}, r"'share' holds 0.5 \(float\), which cannot be a category.*as numeric, or cast"),
         ({"categorical": ["day"]}, "'day' holds timestamp.* has it as categorical"),
         ({"numeric": ["distnce"]}, "'distnce' is not in the data.*'distance'"),
     ],
@@ -216,5 +216,5 @@ def test_a_column_of_another_kind_than_the_encoder_has_seen_is_refused(tmp_path:
 
 
 def test_an_encoder_that_has_seen_no_data_says_so() -> None:
-    with pytest.raises(ConfigError, match=r"has seen no data; use the one that encoder.fit\(data\) gives back"):
+    with pytest.raises(ConfigError, match=r"is not fitted; use the encoder that encoder.fit\(data\) returns"):
         ENCODER({name: np.zeros(2) for name in ENCODER.columns})

@@ -117,7 +117,7 @@ def alone(name: str, count: int, weighted: bool) -> tuple[list[float], dict[str,
     return losses, module.state_dict(), loss().item()
 
 
-FEW = ("connected", "convolutional", "lstm", "own", *networks.ZOO_OF_SEQUENCES)
+FEW = ("connected", "convolutional", "lstm", "own", "char_lstm_peephole")
 """Networks for `make test`: one that is weighted, one of images, some of sequences, one with layers of its own."""
 
 

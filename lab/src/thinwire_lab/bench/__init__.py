@@ -25,7 +25,7 @@ BENCHES = {
     "table": "table",
     "wire": "wire",
 }
-"""By name, the module of this package that has a function of that name."""
+"""By name, the module of this package that defines a function of the same name."""
 
 __all__ = ["BENCHES", "Report", "run"]
 

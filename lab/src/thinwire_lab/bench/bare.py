@@ -1,7 +1,7 @@
-"""A plain PyTorch loop, and what it has in common with ours in a comparison: models, data, optimizer, marks of time.
+"""A plain PyTorch loop, and what it shares with thinwire in a comparison: models, data, optimizer, time stamps.
 
-As a program (`python -m thinwire_lab.bench.bare`, its order on stdin) it is one of the two compared: the loop that a
-good user writes by hand, or the same training through a session. Both step until they are killed.
+As a program (`python -m thinwire_lab.bench.bare`, with options on stdin) it is one side of a comparison: the loop that
+a good user writes by hand, or the same training through a session. Both sides step until they are killed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BATCH_SIZE = 64
 
 
 def mlp() -> nn.Module:
-    """784-256-128-10."""
+    """The fully connected network 784-256-128-10."""
     return nn.Sequential(
         nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10)
     )
@@ -39,14 +39,14 @@ MODELS = {"mlp": mlp, "cnn": lenet}
 
 
 def synthetic(rows: int) -> tuple[Tensor, Tensor]:
-    """Noise in MNIST's shape with labels."""
+    """Random images in MNIST's shape, with random labels."""
     made = torch.Generator().manual_seed(SEED)
     return torch.rand(rows, 1, 28, 28, generator=made), torch.randint(10, (rows,), generator=made)
 
 
 @dataclass(frozen=True)
 class Marked:
-    """An optimizer factory; its optimizer marks the time of every step in a file of doubles, the first their count."""
+    """An optimizer factory whose optimizers write the time of every step to a file of doubles, led by the count."""
 
     path: str
 
@@ -67,7 +67,7 @@ class Marked:
 
 
 def train(model: str, marked: Marked) -> None:
-    """The loop."""
+    """The training loop."""
     x, y = synthetic(ROWS)
     torch.manual_seed(SEED)
     net = MODELS[model]()
@@ -85,7 +85,7 @@ def train(model: str, marked: Marked) -> None:
 
 
 def through_a_session(model: str, threads: int, marked: Marked) -> None:
-    """The same by one worker of a session."""
+    """The same training by one worker of a session."""
     from thinwire.cluster.local import Local
     from thinwire.run.session import fit
 
@@ -107,7 +107,7 @@ def through_a_session(model: str, threads: int, marked: Marked) -> None:
 
 
 def main() -> None:
-    """Reads the order, says which process steps, and goes on until it is killed."""
+    """Reads the options, prints the process that steps, and trains until it is killed."""
     order = json.loads(sys.stdin.readline())
     marked = Marked(order["marks"])
     if order["session"]:

@@ -1,4 +1,4 @@
-"""What packing costs: encode with error feedback, and accumulate, against one axpy over as many floats."""
+"""Cost of packing: encoding with error feedback, and accumulating, relative to one axpy on as many floats."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TARGET = 1.5
 
 
 def codecs(quick: bool, say: Say) -> Report:
-    """Both halves of every lossy codec: the fastest of many turns over the fastest axpy, least hidden by other work."""
+    """Both operations of every lossy codec: the fastest run over the fastest axpy, least disturbed by other work."""
     turns = QUICK_TURNS if quick else TURNS
     say(f"codecs against one axpy, {turns} turns")
     costs = codec_costs(SIZE, turns)
@@ -36,7 +36,7 @@ def codecs(quick: bool, say: Say) -> Report:
 
 
 def codec_costs(size: int, repeats: int) -> dict[str, dict[str, Any]]:
-    """Processor seconds of one axpy and of both halves of every codec: one thread, in turn on the same machine."""
+    """Processor seconds of one axpy and of both operations of every codec, measured in turn on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -62,12 +62,12 @@ def codec_costs(size: int, repeats: int) -> dict[str, dict[str, Any]]:
 
 
 def ratios(costs: dict[str, dict[str, Any]], name: str, kind: str) -> list[float]:
-    """A codec's times over the median axpy's."""
+    """A codec's times over the median time of axpy."""
     axpy = statistics.median(costs["axpy"]["seconds"])
     return [t / axpy for t in costs[name][kind]]
 
 
 def _timed(act: Callable[[], object]) -> float:
-    began = time.thread_time()  # what other programs take of the processor meanwhile is not counted
+    began = time.thread_time()  # excludes the processor time of other programs
     act()
     return time.thread_time() - began

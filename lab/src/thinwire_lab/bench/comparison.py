@@ -1,8 +1,8 @@
-"""`thinwire bench comparison`: thinwire's strategies against what a user of a Spark cluster would pick instead.
+"""`thinwire bench comparison`: thinwire's strategies against the alternatives for a user of a Spark cluster.
 
-The same network, rows, seed, steps and target on four nodes of a Spark testbed, over the same emulated network; every
-method in real processes that Spark started. The clock starts with the first step. Steps are paced, since two processors
-would otherwise be the limit and not the wire.
+All methods train the same network on the same rows, with the same seed, steps and target, on four nodes of a Spark
+testbed with the same emulated network; each in real processes that Spark starts. The clock starts with the first step.
+Steps are paced, because otherwise the two processors and not the network would be the limit.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ from thinwire_lab.sparkbed import SparkBed
 
 WORKERS, MEMORY = 4, "1g"
 SETS = "THINWIRE_SETS"
-"""Names a folder that has Fashion-MNIST in it; without, the digits that come with thinwire are trained on."""
+"""Variable with a folder that contains Fashion-MNIST; without it, the built-in digits are used."""
 ELEPHAS = "THINWIRE_ELEPHAS"
-"""Names a Python that has Elephas, which needs versions of its own."""
+"""Variable with a Python that has Elephas, which needs other versions of its dependencies."""
 OURS = ("relay", "auto", "mpca", "easgd", "sparknet")
 FIXED = ("relay", "mpca", "easgd", "sparknet", "synchronous")
 SEEDS = 3
-"""Of thinwire's methods; what is torch's own has the first."""
+"""Seeds of thinwire's methods; torch's own methods use the first seed only."""
 CHOICE = "THINWIRE_METHODS"
-"""Names what is raced where not all is to be, and with how many seeds: `relay,auto:6`."""
+"""Variable with the methods to compare instead of all, and the number of seeds: `relay,auto:6`."""
 TORCHS = ("one machine", "ddp powersgd", "post-local sgd", "ddp half", "ddp")
 
 
 def parameters(inputs: int, width: int) -> int:
-    """Of the network that is trained."""
+    """Parameters of the network."""
     return (inputs + 1) * width + (width + 1) * width + (width + 1) * 10
 
 
 def race(ratio: float, rate: str, width: int, inputs: int, **more: Any) -> Race:
-    """A race in which the whole float32 model takes `ratio` steps to cross a link there and back."""
+    """A race in which the whole float32 model takes the time of `ratio` steps to cross a link and back."""
     exchange_s = 2 * 4 * parameters(inputs, width) * (WORKERS - 1) / WORKERS / rate_bytes(rate)
     return Race(width=width, step_s=exchange_s / ratio, rate=rate, ratio=ratio, inputs=inputs, **more)
 
 
 RACES = ((1, "1gbit", 896), (1, "100mbit", 256), (10, "100mbit", 896), (30, "50mbit", 896))
-"""Ratio, rate and width. At 100 Mbit and a ratio of 30 two processors cannot step for four machines."""
+"""Ratio, rate and width. At 100 Mbit and a ratio of 30, two processors cannot step for four machines."""
 
 
 def comparison(quick: bool, say: Say) -> Report:
-    """Time to the target, loss after equal rows and share of the time spent stepping, method by method."""
+    """Time to the target, loss after equal rows, and share of time spent stepping, by method."""
     why_not = SparkBed.why_not()
     if why_not is not None:
         return Report("comparison", [], {}, [f"all of it: {why_not}"])
@@ -78,7 +78,7 @@ def _race(races: list[Race], quick: bool, say: Say) -> Report:
     skipped: list[str] = []
     for untold in races:
         each = dataclasses.replace(untold, target=reference_loss(untold, WORKERS))
-        exact = ("synchronous",) if each.ratio < 10 else ()  # ddp has the same losses, in as much time
+        exact = ("synchronous",) if each.ratio < 10 else ()  # ddp has the same losses and takes the same time
         methods: tuple[str, ...] = ("relay", "ddp") if quick else (*OURS, *exact, *TORCHS)
         chosen, count = choice(os.environ.get(CHOICE, ""))
         methods = chosen or methods
@@ -113,7 +113,7 @@ def _race(races: list[Race], quick: bool, say: Say) -> Report:
 
 
 def choice(text: str) -> tuple[tuple[str, ...], int]:
-    """What `THINWIRE_METHODS` names, and how many seeds each has.
+    """The methods in `THINWIRE_METHODS`, and the number of seeds of each.
 
     >>> choice("relay,auto:6"), choice("")
     ((('relay', 'auto'), 6), ((), 3))
@@ -121,12 +121,15 @@ def choice(text: str) -> tuple[tuple[str, ...], int]:
     names, _, seeds = text.partition(":")
     chosen, known = tuple(filter(None, names.split(","))), dict.fromkeys((*OURS, *FIXED, *TORCHS))
     if not set(chosen) <= set(known) or not (seeds or "1").isdecimal() or seeds == "0":
-        raise ConfigError(f"{CHOICE}={text!r}: write names and how many seeds, as relay,auto:6; of {', '.join(known)}")
+        raise ConfigError(
+            f"{CHOICE}={text!r} is not understood; write names and a number of seeds, such as relay,auto:6; names are "
+            f"{', '.join(known)}"
+        )
     return chosen, int(seeds or SEEDS)
 
 
 def _runs(each: Race, methods: tuple[str, ...], seeds: int) -> Iterator[dict[str, Any]]:
-    """What the methods came to, one by one."""
+    """Results of the methods, one by one."""
     turns = {name: seeds if name in OURS else 1 for name in methods}
     order = [(name, seed) for name, count in turns.items() for seed in range(1, count + 1)]
     what = {"race": dataclasses.asdict(each), "turns": order, "workers": WORKERS}
@@ -134,7 +137,7 @@ def _runs(each: Race, methods: tuple[str, ...], seeds: int) -> Iterator[dict[str
 
 
 def _elephas(python: str, each: Race) -> dict[str, Any]:
-    """Elephas in an interpreter of its own, which makes a testbed of its own."""
+    """Runs Elephas in an interpreter of its own, which makes its own testbed."""
     order = json.dumps({"race": dataclasses.asdict(each), "workers": WORKERS})
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p.endswith("src"))}
     argv = [python, "-m", "thinwire_lab.bench.elephas"]
@@ -162,9 +165,9 @@ def _drive(argv: list[str], order: dict[str, Any], rate: str) -> Iterator[dict[s
 
 
 def judge(each: Race, found: dict[str, dict[str, Any]], plain: float | None = None) -> list[Row]:
-    """Rows of one race: each method's time to the target, and what the papers and the plan promise.
+    """The rows of one race: each method's time to the target, and what the papers and the plan promise.
 
-    `plain` is the loss of plain SGD with all workers' rows in one batch, over the seeds that relay had.
+    `plain` is the loss of plain SGD with all workers' rows in one batch, averaged over relay's seeds.
     """
     part = f"ratio {each.ratio:g} at {each.rate}"
     rows = []
@@ -201,14 +204,14 @@ def judge(each: Race, found: dict[str, dict[str, Any]], plain: float | None = No
 
 
 def turns(run: dict[str, Any]) -> list[dict[str, Any]]:
-    """A method's run and those with other seeds."""
+    """A method's run and its repetitions with other seeds."""
     return [run, *run.get("again", ())]
 
 
 def to_target(each: Race, run: dict[str, Any]) -> tuple[float, int, bool]:
-    """Seconds and steps until the validation loss was reached; those of the whole run where it was not.
+    """Seconds and steps until the target validation loss was reached; of the whole run if it was not.
 
-    Of several seeds, the one in the middle.
+    The median over the seeds.
     """
     found = sorted((_to_target(each, one) for one in turns(run)), key=lambda it: (not it[2], it[0]))
     return found[len(found) // 2]
@@ -222,13 +225,13 @@ def _to_target(each: Race, run: dict[str, Any]) -> tuple[float, int, bool]:
 
 
 def reached(each: Race, run: dict[str, Any]) -> float:
-    """Seconds until the target, without end where it was not reached."""
+    """Seconds until the target; infinite if it was not reached."""
     seconds, _, there = to_target(each, run)
     return seconds if there else math.inf
 
 
 def last_loss(run: dict[str, Any]) -> float:
-    """The mean over the last fifty steps' evaluations, and over the seeds."""
+    """The mean validation loss over the last fifty steps and over the seeds."""
     return statistics.mean(_last_loss(one) for one in turns(run))
 
 
@@ -238,13 +241,13 @@ def _last_loss(run: dict[str, Any]) -> float:
 
 
 def busy(each: Race, run: dict[str, Any]) -> float:
-    """What the steps take at their pace over what they took, evaluations left out; the mean over the seeds."""
+    """Nominal time of the steps over their real time without evaluations; the mean over the seeds."""
     shares = [each.step_s * float(one["steps"]) / _running_s(one) for one in turns(run)]
     return statistics.mean(min(1.0, share) for share in shares)
 
 
 def stepping(run: dict[str, Any]) -> float:
-    """The summary's `busy` as it is where the clock stands still during evaluations; the mean over the seeds."""
+    """The summary's `busy`, corrected for the time of evaluations; the mean over the seeds."""
     shares = [float(one["busy"]) * float(one["seconds"]) / _running_s(one) for one in turns(run)]
     return statistics.mean(min(1.0, share) for share in shares)
 

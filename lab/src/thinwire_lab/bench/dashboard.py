@@ -1,4 +1,4 @@
-"""`thinwire bench dashboard`: a page on a run of a million events, in a real browser."""
+"""`thinwire bench dashboard`: the page of a run with a million events, in a real browser."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-backgroun
 
 
 def dashboard(quick: bool, say: Say) -> Report:
-    """Seconds until the page can be used, until it shows all of the run, and the server's memory."""
+    """Seconds until the page is usable, seconds until it shows the whole run, and the server's memory."""
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
     try:
         from playwright.sync_api import sync_playwright
@@ -90,7 +90,7 @@ def _write(folder: Path, count: int) -> None:
 
 
 def _events(count: int) -> Iterator[dict[str, Any]]:
-    """A long run: reports of all workers second by second, evaluations, a death a minute."""
+    """A long run: reports of all workers every second, and every minute an evaluation and the loss of a worker."""
     began = 1_700_000_000.0
     start = {"strategy": "relay", "knobs": {}, "workers": WORKERS, "rows": 10**9, "validation_rows": 1000, "seed": 0}
     yield {"kind": "run_started", "time": began, **start, "resumed_from": None, "version": "bench"}

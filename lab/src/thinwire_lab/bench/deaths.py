@@ -1,4 +1,4 @@
-"""`thinwire bench deaths`: rows that count while a worker dies every minute, against those before, in one run."""
+"""`thinwire bench deaths`: rows that count while a worker is killed every minute, relative to those before."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from thinwire_lab.sparkbed import SparkBed
 
 TARGET = 0.95
 KINDS = {"its process": 0, "its executor": 1}
-"""What dies, and every how many of the deaths are an executor's."""
+"""What is killed, and the period of executors among the kills; 0 for none."""
 
 
 def deaths(quick: bool, say: Say) -> Report:
-    """Four workers under `Relay` on a Spark testbed; each dies in its turn."""
+    """Four workers under `Relay` on a Spark testbed, killed in turn."""
     why_not = SparkBed.why_not()
     if why_not is not None:
         return Report("deaths", [], {}, [f"all of it: {why_not}"])

@@ -1,7 +1,7 @@
-"""Elephas in `bench comparison`: the same rows, network and pace, in an interpreter that has Elephas and no torch.
+"""Elephas in `bench comparison`: the same rows, network and pace, in an interpreter with Elephas and without torch.
 
-`python -m thinwire_lab.bench.elephas` makes a Spark testbed and starts itself on its first node; what is to be done
-comes on stdin, and the last line of output is what it came to.
+`python -m thinwire_lab.bench.elephas` makes a Spark testbed and starts itself on its first node. Options come on stdin,
+and the last line of output is the result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DRIVES = "THINWIRE_MASTER"
 
 
 def main() -> None:
-    """On the machine: makes the network; on its first node: trains."""
+    """On the machine: builds the network. On its first node: trains."""
     order = sys.stdin.readline()
     if DRIVES in os.environ:
         print(json.dumps(drive(json.loads(order))), flush=True)
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def drive(order: dict[str, Any]) -> dict[str, Any]:
-    """Rounds of one epoch, each a Spark job whose weights the driver collects and averages; the loss after each."""
+    """Rounds of one epoch, each a Spark job whose weights the driver averages; measures the loss after each."""
     np, keras = importlib.import_module("numpy"), importlib.import_module("keras")
     spark_model = importlib.import_module("elephas.spark_model").SparkModel
     sql = importlib.import_module("pyspark.sql")
@@ -56,7 +56,8 @@ def drive(order: dict[str, Any]) -> dict[str, Any]:
     per_epoch = math.ceil(len(y) / workers / race["batch"])
     history: list[dict[str, float]] = []
     began, watching = time.perf_counter(), 0.0
-    for epoch in range(1, max(1, race["steps"] // per_epoch) + 1):  # it averages once an epoch, however long
+    # Elephas averages once an epoch, whatever its length
+    for epoch in range(1, max(1, race["steps"] // per_epoch) + 1):
         elephas.fit(rdd, epochs=1, batch_size=race["batch"], verbose=0, callbacks=[pacer(race["step_s"])])
         paused = time.perf_counter()
         found = float(elephas.master_network.evaluate(held_x, held_y, verbose=0))
@@ -67,13 +68,13 @@ def drive(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ready(rows: Any) -> Any:
-    """Has an executor's process import what it needs before the clock starts."""
+    """Makes an executor's process import its modules before the clock starts."""
     importlib.import_module("elephas.worker")
     yield sum(1 for _ in rows)
 
 
 def pacer(step_s: float) -> Any:
-    """A callback that has a step take its time."""
+    """A callback that extends each step to its nominal time."""
     keras = importlib.import_module("keras")
 
     class Pacer(keras.callbacks.Callback):  # type: ignore[misc,name-defined]

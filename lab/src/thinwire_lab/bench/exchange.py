@@ -1,4 +1,4 @@
-"""`thinwire bench exchange`: what an exchange costs on the wire, on the processor, and to the steps beside it."""
+"""`thinwire bench exchange`: the cost of an exchange on the network, on the processor, and for simultaneous steps."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from dataclasses import dataclass
 from typing import Any
 
 from thinwire_lab.bench.codecs import LOSSY, codec_costs, ratios
-from thinwire_lab.bench.crew import Crew
+from thinwire_lab.bench.processes import Processes
 from thinwire_lab.bench.report import Report, Row, Say
 from thinwire_lab.testbed import Testbed
 
 SIZE = 25_000_000
-"""Parameters of the model exchanged: ResNet-50's."""
+"""Parameters of the exchanged model: those of ResNet-50."""
 STEP_S = 0.2
 GOODPUT_TARGET, CODEC_TARGET, STEPS_TARGET = 0.9, 5.0, 0.97
 CODECS = ("float32", *LOSSY)
 FEWER = {"int8": 3.5, "int4": 7.0, "sign2": 13.0, "sign1": 25.0}
-"""How many times fewer bytes than float32 are to cross the wire."""
+"""Targets: by which factor fewer bytes than float32 cross the network."""
 STRATEGIES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("mpca, pull left out", "mpca", {"pull": 0.0, "pull_peak": 0.0}),
     ("mpca, pull on the CPU", "mpca", {}),
     ("relay", "relay", {}),
 )
-"""An accelerator would do MPCA's pull itself, in a fraction of a millisecond; on the CPU it is 25M numbers a step."""
+"""An accelerator would compute MPCA's pull in a fraction of a millisecond; the CPU adds 25M numbers each step."""
 
 
 @dataclass(frozen=True)
 class _Amount:
-    """How much is measured."""
+    """Numbers of repetitions."""
 
     blocks: int
     block: int
@@ -46,7 +46,7 @@ QUICK = _Amount(blocks=1, block=2, codec_repeats=2, per_codec=2, warm_up=8, step
 
 
 def exchange(quick: bool, say: Say) -> Report:
-    """All four parts; those that need a network of their own are left out, and said to be, where there can be none."""
+    """All four parts; without network namespaces, the parts that need them are reported as skipped."""
     amount = QUICK if quick else FULL
     rows: list[Row] = []
     measured: dict[str, Any] = {"size": SIZE, "step_s": STEP_S}
@@ -67,7 +67,7 @@ def exchange(quick: bool, say: Say) -> Report:
 
 @contextlib.contextmanager
 def _network(rate: str | None, workers: int = 2) -> Iterator[Testbed | None]:
-    """A testbed with a node for each worker and one for the coordinator; without a rate, plain loopback."""
+    """A testbed with one node for each worker and one for the coordinator; without a rate, plain loopback."""
     if rate is None:
         yield None
         return
@@ -83,7 +83,7 @@ def _goodput(amount: _Amount, rate: str | None, rows: list[Row], measured: dict[
             say(f"goodput at {where}: {carrier} and gloo in turn")
             options = {"size": SIZE, "codec": "float32", "blocks": amount.blocks, "block": amount.block}
             options |= {"gloo": True, "interface": "eth0" if bed else "lo"}
-            ours, theirs = _exchanges(Crew(bed, plain=plain), options)
+            ours, theirs = _exchanges(Processes(bed, plain=plain), options)
             middle = statistics.median(theirs)
             target = GOODPUT_TARGET if bed and not plain else None
             detail = f"{statistics.median(ours):.3f} s, gloo {middle:.3f} s"
@@ -94,9 +94,9 @@ def _goodput(amount: _Amount, rate: str | None, rows: list[Row], measured: dict[
             measured.setdefault("goodput", {})[f"{where} {carrier}"] = {"ours_s": ours, "gloo_s": theirs}
 
 
-def _exchanges(crew: Crew, options: dict[str, Any]) -> tuple[list[float], list[float]]:
-    """Seconds of each exchange, the slower worker's, ours and gloo's."""
-    results = crew.run("exchange_seconds", options)
+def _exchanges(processes: Processes, options: dict[str, Any]) -> tuple[list[float], list[float]]:
+    """Seconds of each exchange on the slower worker: thinwire's and gloo's."""
+    results = processes.run("exchange_seconds", options)
     if not all(r["right"] for r in results):
         raise AssertionError("an exchange gave another mean than it should")
     ours = [max(times) for times in zip(*(r["ours"] for r in results), strict=True)]
@@ -125,9 +125,9 @@ def _steps_kept(amount: _Amount, rows: list[Row], measured: dict[str, Any], say:
             options = {"size": SIZE, "name": name, "knobs": knobs, "codec": "float32", "step_s": STEP_S}
             options |= {"warm_up": amount.warm_up, "steps": amount.steps}
             with _network("1gbit") as bed:
-                on = Crew(bed).run("paced_steps", options | {"exchanging": True})
+                on = Processes(bed).run("paced_steps", options | {"exchanging": True})
             with _network("1gbit", 1) as bed:
-                off = Crew(bed, workers=1).run("paced_steps", options | {"exchanging": False})
+                off = Processes(bed, workers=1).run("paced_steps", options | {"exchanging": False})
             without = off[0]["steps_per_s"]
             kept += [worker["steps_per_s"] / without for worker in on]
             told = on[0]
@@ -146,11 +146,11 @@ def _by_codec(amount: _Amount, rate: str, rows: list[Row], measured: dict[str, A
             before = bed.sent_bytes(0)
             block = amount.per_codec if rate == "1gbit" else max(2, amount.per_codec // 2)
             options = {"size": SIZE, "codec": name, "blocks": 1, "block": block, "gloo": False, "interface": "eth0"}
-            ours, _ = _exchanges(Crew(bed), options)
+            ours, _ = _exchanges(Processes(bed), options)
             measured.setdefault("by_codec_s", {}).setdefault(rate, {})[name] = ours
             value = statistics.median(ours)
             rows.append(Row(f"seconds per exchange at {rate}", name, value, None, "", tuple(ours), unit="s"))
-            crossed[name] = (bed.sent_bytes(0) - before) / (block + 1)  # one more, for the connections
+            crossed[name] = (bed.sent_bytes(0) - before) / (block + 1)  # plus one exchange that opens the connections
         measured.setdefault("by_codec_bytes", {})[rate] = crossed
         for name, target in FEWER.items():
             fewer, detail = crossed["float32"] / crossed[name], f"{crossed[name] / 1e6:.1f} MB at the interface"

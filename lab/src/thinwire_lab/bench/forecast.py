@@ -1,8 +1,8 @@
-"""`thinwire bench forecast`: a simulated cluster's word against an emulated network's.
+"""`thinwire bench forecast`: a simulated cluster's predictions against measurements on an emulated network.
 
-Workers whose steps take a fixed time exchange a vector on four nodes of the testbed; the same loop, strategies and
-exchange run in virtual time. What a processor takes to pack, encrypt and add up is measured once, with no network in
-the way; what the network carries when all send at once is measured by plain sockets, which know nothing of thinwire.
+Workers with steps of a fixed time exchange a vector on four nodes of the testbed. The same loop, strategies and
+exchange run in virtual time. The processor time for packing, encrypting and adding is measured once, without a network.
+Plain sockets, independent of thinwire, measure the rate of the network when all nodes send at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from thinwire.checkpoint import decode, encode
 from thinwire.cluster.simulated.fibers import VirtualTime
-from thinwire.cluster.simulated.links import Ether, EtherHub
+from thinwire.cluster.simulated.links import SimulatedHub, SimulatedWire
 from thinwire.cluster.simulated.network import Network
 from thinwire.coordinator.coordinator import Coordinator
 from thinwire.coordinator.outcome import Policy
@@ -23,10 +23,10 @@ from thinwire.protocol.deadlines import Deadlines
 from thinwire.protocol.handshake import hello
 from thinwire.rules.period import Link
 from thinwire.strategies import strategy
-from thinwire_lab.bench.crew import Crew
 from thinwire_lab.bench.paced import ROWS, PacedReplica, paced
+from thinwire_lab.bench.processes import Processes
 from thinwire_lab.bench.report import Report, Row, Say
-from thinwire_lab.bench.seats import NoReplacements
+from thinwire_lab.bench.worker_process import NoReplacements
 from thinwire_lab.testbed import Testbed
 
 WORKERS, SIZE = 4, 2_500_000
@@ -54,7 +54,7 @@ CASES = (
 
 
 def forecast(quick: bool, say: Say) -> Report:
-    """Time per round and share of the time spent stepping, predicted and measured."""
+    """Time per round and share of time spent stepping, predicted and measured."""
     why_not = Testbed.why_not()
     if why_not is not None:
         return Report("forecast", [], {}, [f"all of it: {why_not}"])
@@ -70,7 +70,7 @@ def forecast(quick: bool, say: Say) -> Report:
         with Testbed(WORKERS + 1, case.rate) as bed:
             if case.rate not in rates:
                 rates[case.rate] = _carried(bed)
-            real = _mean(Crew(bed, workers=WORKERS).run("paced_steps", options | {"exchanging": True}), case)
+            real = _mean(Processes(bed, workers=WORKERS).run("paced_steps", options | {"exchanging": True}), case)
         said = _mean(simulated(case, handling, rates[case.rate]), case)
         measured["cases"].append({"case": vars(case), "measured": real, "predicted": said})
         for key, title in (("round_s", "time per round"), ("busy", "share spent stepping")):
@@ -89,27 +89,27 @@ def _mean(found: list[dict[str, Any]], case: _Case) -> dict[str, float]:
 
 
 def _handling() -> float:
-    """Bytes a second that each worker's exchange gets through when nothing but processors is in its way."""
+    """Bytes a second of each worker's exchange if only processors limit it."""
     options = {"size": SIZE, "codec": "float32", "blocks": 1, "block": 8, "gloo": False, "interface": "lo"}
-    results = Crew(None, workers=WORKERS).run("exchange_seconds", options)
+    results = Processes(None, workers=WORKERS).run("exchange_seconds", options)
     seconds: float = statistics.median(max(times) for times in zip(*(r["ours"] for r in results), strict=True))
-    return 2 * 2 * 4 * SIZE * (WORKERS - 1) / WORKERS / seconds  # sent and heard, there and back
+    return 2 * 2 * 4 * SIZE * (WORKERS - 1) / WORKERS / seconds  # sent and received, in both halves of an exchange
 
 
 def _carried(bed: Testbed) -> float:
-    """Bytes a second that each node gets out and in when all send to all: half of an exchange is just that."""
+    """Bytes a second of each node in each direction when all send to all, as in each half of an exchange."""
     size = 4 * SIZE * (WORKERS - 1) // WORKERS
     hosts = [bed.address(node) for node in range(WORKERS)]
-    results = Crew(bed, workers=WORKERS).run("all_to_all", {"size_bytes": size, "hosts": hosts})
+    results = Processes(bed, workers=WORKERS).run("all_to_all", {"size_bytes": size, "hosts": hosts})
     seconds: float = statistics.median(max(times) for times in zip(*(r["seconds"] for r in results), strict=True))
     return size / seconds
 
 
 def simulated(case: _Case, handling: float, bytes_per_s: float) -> list[dict[str, Any]]:
-    """The same workers in virtual time, on a link that carries so much."""
+    """The same workers in virtual time, on a link with this rate."""
     time = VirtualTime()
     link = Link(LATENCY_S, bytes_per_s)
-    ether = Ether(time, Network(time, link, WORKERS + 1), WORKERS, handling)
+    wire = SimulatedWire(time, Network(time, link, WORKERS + 1), WORKERS, handling)
     found: list[dict[str, Any]] = []
 
     def work(worker: int) -> None:
@@ -118,12 +118,12 @@ def simulated(case: _Case, handling: float, bytes_per_s: float) -> list[dict[str
         joint = JointState(chosen, replica.vector.detach().clone(), WORKERS)
         seat = Identity(worker, 0, hello() | {"rows": ROWS})
         trees = TreeCodec(encode, decode)
-        peer = Peer(ether.link(worker, 0), seat, joint, codec_name="float32", trees=trees, time=time)
+        peer = Peer(wire.link(worker, 0), seat, joint, codec_name="float32", trees=trees, time=time)
         found.append(paced(peer, replica, joint, worker, "float32", warm_up=case.warm_up, steps=case.steps))
 
     for worker in range(WORKERS):
         time.fiber(lambda w=worker: work(w), f"worker-{worker}", worker).start()  # type: ignore[misc]
     policy = Policy(workers=WORKERS, deadlines=Deadlines(silence_s=60.0))
-    Coordinator(EtherHub(ether), NoReplacements(), policy, emit=lambda event: None, time=time).run()
+    Coordinator(SimulatedHub(wire), NoReplacements(), policy, emit=lambda event: None, time=time).run()
     time.stop()
     return found

@@ -1,4 +1,4 @@
-"""`thinwire bench ingest` and `thinwire bench predict`: a DataFrame into shards, and a model over a DataFrame."""
+"""`thinwire bench ingest` and `thinwire bench predict`: writing a DataFrame to shards, and applying a model to one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INGEST_TARGET, MEMORY_TARGET_MB, PREDICT_TARGET = 1.5, 400.0, 20.0
 
 
 def ingest(quick: bool, say: Say) -> Report:
-    """Seconds from a DataFrame of float arrays to ready shards, over those of an identity `mapInArrow`; and memory."""
+    """Time from a DataFrame of float arrays to complete shards, relative to an identity `mapInArrow`; memory."""
     sizes = (8, 32) if quick else (256, 1024)
     turns = 1 if quick else 3
     rows: list[Row] = []
@@ -93,13 +93,13 @@ def _ingest_task(feed: Streamed) -> Callable[[Iterator[Any]], Iterator[Any]]:
 
 
 def _anonymous_mb() -> float:
-    """Memory of this process's own, without files that are only mapped."""
+    """Private memory of this process, without mapped files."""
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) / 1024 for line in file if line.startswith("RssAnon"))
 
 
 def predict(quick: bool, say: Say) -> Report:
-    """Rows per second of `transform`, over those of one row per forward pass."""
+    """Rows per second of `transform`, relative to one row per forward pass."""
     from thinwire.models import mlp
     from thinwire.run.session import Result
     from thinwire.spark import TorchModel
@@ -120,7 +120,7 @@ def predict(quick: bool, say: Say) -> Report:
                 model.setParams(predict_batch_size=1)
                 few = _seconds(lambda: _consume(model.transform(frame.limit(single).repartition(WORKERS))))
                 model.setParams(predict_batch_size=1024)
-                if turn:  # the first one starts Python and loads torch
+                if turn:  # the first turn starts Python and loads torch
                     many.append(frame.count() / seconds)
                     one.append(single / few)
     finally:
@@ -142,7 +142,7 @@ def _seconds(act: Callable[[], Any]) -> float:
 
 
 def _write(path: str, size_mb: float, width: int = WIDTH) -> None:
-    """Parquet files of so many megabytes of float arrays, two for each worker."""
+    """Writes Parquet files of float arrays with a total of `size_mb` megabytes, two for each worker."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

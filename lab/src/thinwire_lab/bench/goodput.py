@@ -1,4 +1,4 @@
-"""Seconds per exchange of a whole vector: our mesh, and torch.distributed's gloo beside it in the same processes."""
+"""Seconds of an exchange of a whole vector: thinwire's mesh, and torch.distributed's gloo in the same processes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from thinwire.exchange.joint import JointState
 from thinwire.exchange.peer import Peer
 from thinwire.exchange.signals import Averaged, Formed, Landed
 from thinwire.strategies import SparkNet
-from thinwire_lab.bench.seats import Place, join, leave, wait_for
+from thinwire_lab.bench.worker_process import Place, join, leave, wait_for
 
 
 def exchange_seconds(
     place: Place, *, size: int, codec: str, blocks: int, block: int, gloo: bool, interface: str
 ) -> dict[str, Any]:
-    """Times `blocks` blocks of `block` exchanges each, ours and gloo's in turn.
+    """Times `blocks` blocks of `block` exchanges each, alternating between thinwire and gloo.
 
-    Beside gloo's all_reduce an exchange of ours is the same thing, the mean of a vector over the workers; alone it is a
-    SparkNet round of the whole vector from snapshot to merged reply, with contribution and merge.
+    With gloo, an exchange is the same operation as its all_reduce: the mean of a vector over the workers. Without gloo,
+    it is a SparkNet round of the whole vector from snapshot to merged reply, with contribution and merge.
     """
     joint = JointState(SparkNet(period=1), torch.zeros(size), place.workers)
     peer = join(place, joint, codec)
@@ -56,7 +56,7 @@ def exchange_seconds(
 
 
 _numbers = itertools.count()
-"""Of means: the same in both processes, since both ask for the same ones."""
+"""Numbers of means; equal in both processes, which request the same means."""
 
 
 def _exchange(peer: Peer, snapshot: Tensor) -> float:

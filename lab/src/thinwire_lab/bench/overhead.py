@@ -1,7 +1,7 @@
-"""`thinwire bench overhead`: one worker through the real session, against a bare PyTorch loop.
+"""`thinwire bench overhead`: one worker in a real session, against a bare PyTorch loop.
 
-Both run at once, and take turns of a fraction of a second: one is stopped while the other steps. What else the machine
-does, which on a shared one changes speeds by a tenth from minute to minute, so falls on both alike.
+Both sides run at once and alternate every fraction of a second: one is stopped while the other steps. Other load on a
+shared machine, which changes speeds by a tenth from minute to minute, therefore affects both equally.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ WARM_UP_S = 2.0
 START_S = 120.0
 MOST_MARKS = 1 << 20
 PAIRS = 10
-"""Turns of each side before both are started anew: how a process's memory happens to lie changes its speed too."""
+"""Turns of each side before both restart: the memory layout of a process also affects its speed."""
 
 
 def overhead(quick: bool, say: Say) -> Report:
-    """Rows per second of both, by model and torch threads."""
+    """Rows per second of both sides, by model and torch threads."""
     blocks = 1 if quick else 8
     rows: list[Row] = []
     found: list[dict[str, Any]] = []
@@ -55,7 +55,7 @@ def overhead(quick: bool, say: Say) -> Report:
 
 
 def _block(model: str, threads: int) -> list[tuple[float, float]]:
-    """Rows per second of ours and of the bare loop, turn by turn."""
+    """Rows per second of thinwire and of the bare loop, turn by turn."""
     rates: list[tuple[float, float]] = []
     with contextlib.ExitStack() as stack:
         bare, ours = (stack.enter_context(_Side(model, threads, session)) for session in (False, True))
@@ -71,7 +71,7 @@ def _block(model: str, threads: int) -> list[tuple[float, float]]:
 
 
 class _Side:
-    """One of the two that are compared; stopped unless it is its turn."""
+    """One side of the comparison; stopped outside its turns."""
 
     def __init__(self, model: str, threads: int, session: bool) -> None:
         self._order = {"model": model, "threads": threads, "session": session}
@@ -110,7 +110,7 @@ class _Side:
         self._folder.cleanup()
 
     def _warm_up(self) -> float:
-        """Lets it start and find its pace, alone; then stops it, and returns the seconds of one step."""
+        """Lets the process start and warm up alone, then stops it; returns the seconds of one step."""
         assert self._process.stdout is not None
         deadline = time.monotonic() + START_S
         said = self._process.stdout.readline()
@@ -126,13 +126,13 @@ class _Side:
         return BATCH_SIZE / self.turn(WARM_UP_S)
 
     def turn(self, seconds: float) -> float:
-        """Rows per second, stepping for so long; by the first and the last mark, so that no part of a step counts."""
+        """Rows per second during a turn of `seconds`, between the first and last time stamp: only whole steps count."""
         self._signal(signal.SIGCONT)
         before = int(self._marks[0])
         time.sleep(seconds)
         after = int(self._marks[0])
         self._signal(signal.SIGSTOP)
-        marks = self._marks[before + 2 : after + 1]  # the first step was begun in an earlier turn
+        marks = self._marks[before + 2 : after + 1]  # the first step began in an earlier turn
         return float(BATCH_SIZE * (len(marks) - 1) / (marks[-1] - marks[0]))
 
     def _signal(self, number: int) -> None:

@@ -1,10 +1,10 @@
-"""Steps kept: a worker whose gradients take a fixed time, as on an accelerator, with an exchange beside it or not."""
+"""Steps kept: a worker whose gradients take a fixed time, as on an accelerator, with or without an exchange."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, NamedTuple, Protocol, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +14,13 @@ from thinwire.exchange.peer import Peer
 from thinwire.replicas import TorchReplica, TrainSpec
 from thinwire.strategies import Strategy, strategy
 from thinwire.worker.plan import WorkerPlan
+from thinwire.worker.ports import Replica
 from thinwire.worker.worker import Worker
-from thinwire_lab.bench.seats import Place, join
+from thinwire_lab.bench.worker_process import Place, join
 
 ROWS = 64
 SETTLED_CYCLE = 1000
-"""An exchange cycle by which every schedule has reached its end."""
+"""An exchange cycle at which every schedule has reached its end."""
 
 
 class _Batch(NamedTuple):
@@ -30,7 +31,7 @@ class _Batch(NamedTuple):
 
 @final
 class _Batches:
-    """Batches of no rows in particular; see `thinwire.worker.ports.Batches`."""
+    """Batches without content; see `thinwire.worker.ports.Batches`."""
 
     num_rows = ROWS * 1_000_000
     batches_per_epoch = 1_000_000
@@ -46,7 +47,7 @@ class _Batches:
 
 
 class _Flat(nn.Module):
-    """A model that is nothing but its parameters."""
+    """A model that consists only of its parameters."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -54,7 +55,7 @@ class _Flat(nn.Module):
 
 
 class Pause(Protocol):
-    """How a step's time passes."""
+    """How the time of a step passes."""
 
     def now(self) -> float: ...
 
@@ -62,7 +63,7 @@ class Pause(Protocol):
 
 
 class RealPause:
-    """As it does."""
+    """Real time."""
 
     now = staticmethod(time.perf_counter)
 
@@ -74,10 +75,10 @@ class RealPause:
 
 @final
 class PacedReplica:
-    """A replica of `size` parameters on the CPU whose gradient is a wait; the rest of it is a `TorchReplica`.
+    """A replica of `size` parameters on the CPU whose gradient is a wait; otherwise a `TorchReplica`.
 
-    With `alone` it also does the strategy's own arithmetic of a step (MPCA's pull), which a loop with no exchange
-    would not be asked to do, so that the comparison leaves it out.
+    With `alone` it also does the strategy's arithmetic of a step (MPCA's pull), which a loop without exchange would not
+    do, so that the comparison excludes this arithmetic.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class PacedReplica:
         self.steps = 0
         self.ends: list[float] = []
         self.seen: list[int] = []
-        """Rounds that had landed at the end of each step."""
+        """Rounds that had landed by the end of each step."""
         self.look: Callable[[], int] = int
 
     def __getattr__(self, name: str) -> Any:
@@ -102,7 +103,7 @@ class PacedReplica:
         return self._replica.vector
 
     def gradient(self, batch: Any) -> float:
-        """Waits as long as the step is to take; nothing else of the loop is inside that time."""
+        """Waits for the nominal time of a step, with nothing else of the loop inside that time."""
         if self._alone is not None:
             with torch.no_grad():
                 self._alone.before_step(self._state, self.vector, SETTLED_CYCLE)
@@ -110,7 +111,7 @@ class PacedReplica:
         return 0.0
 
     def update(self) -> None:
-        """Books the step; the first one sets the replicas apart, so that there is something to exchange."""
+        """Counts the step. The first step makes the replicas differ, so that there is something to exchange."""
         if self.steps == 0:
             made = torch.Generator().manual_seed(self._worker)
             with torch.no_grad():
@@ -142,10 +143,10 @@ def paced_steps(
 def paced(
     peer: Peer, replica: PacedReplica, joint: JointState, number: int, codec: str, *, warm_up: int, steps: int
 ) -> dict[str, Any]:
-    """What one worker comes to after `warm_up` steps, on whatever wire and in whatever time its peer has."""
+    """Results of one worker after `warm_up` steps, with the link and the time of its peer."""
     plan = WorkerPlan(worker=number, attempt=0, epochs=None, steps=warm_up + steps, evaluates=False, codec=codec)
     replica.look = lambda: joint.landed
-    Worker(plan, replica, _Batches(), peer, joint, None).run()
+    Worker(plan, cast(Replica, replica), _Batches(), peer, joint, None).run()
     peer.close()
     measured, rounds = replica.ends[warm_up - 1 :], replica.seen[warm_up - 1 :]
     seconds = measured[-1] - measured[0]

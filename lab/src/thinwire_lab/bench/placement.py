@@ -1,7 +1,7 @@
-"""`thinwire bench placement`: one replica on four workers, placed in three ways (SINGA's Fig. 7), and more of them.
+"""`thinwire bench placement`: one replica on four workers in three placements (SINGA's Fig. 7), and larger networks.
 
-The network has AlexNet's shape, five convolutions and three fully connected layers, with as much to compute for what it
-has to send as two cores can keep up with for four machines.
+The network has AlexNet's shape: five convolutions and three fully connected layers. Its ratio of computation to
+communication allows two cores to compute for four machines.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from thinwire.placement import Crew, Layered, part_of
 from thinwire.planning import Graph, Machine, Plan, graph_of, plan, profiled, pure
 from thinwire.replicas import TrainSpec
 from thinwire.rules.placement import Wire
-from thinwire_lab.bench.crew import Crew as Processes
+from thinwire_lab.bench.processes import Processes
 from thinwire_lab.bench.report import Report, Row, Say
-from thinwire_lab.bench.seats import Place
+from thinwire_lab.bench.worker_process import Place
 from thinwire_lab.testbed import Testbed
 
 WORKERS, RATE, BYTES_PER_S = 4, "1gbit", 125e6
 GOODPUT, LATENCY_S = 0.94, 3e-4
-"""Share of a link that is not headers, and what a message takes between two of four processes on two cores."""
+"""Share of a link without headers, and the latency between two of four processes on two cores."""
 ROWS, MEET_S = 16, 300.0
 SPEEDUP, BYTES_OFF, SECONDS_OFF = 2.0, 0.05, 0.3
 WIDE = {"0.5 M": 256, "3 M": 640, "16 M": 1408, "66 M": 2880}
-"""By parameters, units of each of the fully connected network's layers."""
+"""By number of parameters, the units of each layer of the fully connected network."""
 
 
 def small_alexnet() -> nn.Module:
-    """Five convolutions with many features, three fully connected layers with many parameters."""
+    """Five convolutions with many features, and three fully connected layers with many parameters."""
     return nn.Sequential(
         nn.Conv2d(3, 16, 5, stride=2, padding=2), nn.ReLU(),
         nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
@@ -49,7 +49,7 @@ def small_alexnet() -> nn.Module:
 
 
 def connected(wide: int) -> Callable[[], nn.Module]:
-    """The fully connected network of Shrivastava et al. (2017): layer upon layer of neurons."""
+    """The fully connected network of Shrivastava et al. (2017)."""
 
     def made() -> nn.Module:
         layers: list[nn.Module] = []
@@ -89,7 +89,7 @@ def _network(options: dict[str, Any]) -> tuple[Callable[[], nn.Module], tuple[in
 
 
 def placed_steps(place: Place, *, ways: list[str], steps: int, rows: int, **options: Any) -> dict[str, Any]:
-    """Times steps of a group; what each worker sent, as it counted, and as its network card did."""
+    """Times steps of a group; counts the bytes that each worker sent, by itself and by its network interface."""
     factory, shape, classes = _network(options)
     crew = Crew(place.worker, place.workers, place.host, place.port)
     address = crew.address if place.worker == 0 else f"{place.first}:{place.port}"
@@ -116,7 +116,7 @@ def placed_steps(place: Place, *, ways: list[str], steps: int, rows: int, **opti
 
 
 def layer_times(place: Place, *, rows: int, **options: Any) -> dict[str, Any]:
-    """Seconds of each layer for a row, while the other workers measure theirs too."""
+    """Seconds of each layer for one row, while the other workers measure too."""
     factory, shape, _ = _network(options)
     crew = Crew(place.worker, place.workers, place.host, place.port)
     crew.form(crew.address if place.worker == 0 else f"{place.first}:{place.port}", "bench", MEET_S)
@@ -131,14 +131,14 @@ def layer_times(place: Place, *, rows: int, **options: Any) -> dict[str, Any]:
 
 
 def _card() -> int:
-    """Bytes that have left this machine, or this namespace."""
+    """Bytes sent by the interfaces of this machine or namespace."""
     with open("/proc/net/dev", encoding="ascii") as lines:
         cards = [line.split(":") for line in lines if ":" in line]
     return sum(int(values.split()[8]) for name, values in cards if name.strip() != "lo")
 
 
 def placement(quick: bool, say: Say) -> Report:
-    """Steps a second of three placements, what was predicted of them, and what more workers do for larger networks."""
+    """Steps a second of three placements, their predictions, and the speed-up of larger networks on more workers."""
     why_not = Testbed.why_not()
     if why_not is not None:
         return Report("placement", [], {}, [f"all of it: {why_not}"])
@@ -182,7 +182,7 @@ def _three_ways(steps: int, say: Say, measured: dict[str, Any]) -> list[Row]:
 
 
 def _timed(graph: Graph, found: list[Any]) -> Graph:
-    """The graph with the workers' median times."""
+    """The graph with the median of the workers' times."""
     times = [
         [statistics.median(each) for each in zip(*(f[kind] for f in found), strict=True)]
         for kind in ("seconds", "shared")
@@ -209,7 +209,7 @@ def _case(name: str, chosen: Plan, results: list[Any]) -> dict[str, Any]:
 
 
 def _speed_up(quick: bool, say: Say, measured: dict[str, Any]) -> list[Row]:
-    """The paper `001`'s model-parallel figure: time on one worker over time on p, for growing networks."""
+    """The model-parallel figure of paper `001`: time on one worker over time on p, for growing networks."""
     found = []
     steps, total = 2 if quick else 6, 64
     for name, wide in list(WIDE.items())[: 2 if quick else None]:

@@ -1,8 +1,8 @@
-"""What every method of `bench comparison` trains: the same network, rows, steps and pace; and how torch's own do it.
+"""The task of `bench comparison`: network, rows, steps and pace that all methods share; and torch's own methods.
 
-A step takes a fixed time, as on an accelerator: each layer, forwards and backwards, is not done before its share of
-that time has passed, and neither is the update. What the processors really compute lies within it, and so does an
-all-reduce that starts with the first gradients.
+A step takes a fixed time, as on an accelerator: the forward and backward pass of each layer, and the update, end only
+after their share of that time. The real computation happens within this time, and so does an all-reduce that starts
+with the first gradients.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from thinwire.data import open_source
 
 ONE_BUCKET_MB = 256
 FORWARD, BACKWARD = 0.3, 0.6
-"""Shares of a step that the passes take; the rest is the update's."""
+"""Shares of a step that the forward and backward passes take; the update takes the rest."""
 HELD = 600
-"""Rows to validate with, at most: thinwire's clock goes on while a model is evaluated."""
+"""Most validation rows: thinwire's clock goes on during evaluations."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Race:
-    """One comparison: what is trained, for how long, and what counts as done."""
+    """One comparison: network, data, number of steps, and target."""
 
     width: int
     step_s: float
     rate: str
     ratio: float
-    """In how many steps the whole float32 model crosses a link there and back."""
+    """Number of steps in whose time the whole float32 model crosses a link and back."""
     steps: int = 500
     batch: int = 8
     lr: float = 0.03
     momentum: float = 0.9
     target: float = 0.0
-    """Validation loss."""
+    """Validation loss to reach."""
     every: int = 10
     """Steps between evaluations."""
     seed: int = 1
     rows: str = ""
-    """File that `prepare` wrote."""
+    """The file that `prepare` has written."""
     inputs: int = 64
 
     def model(self) -> nn.Module:
-        """The network, paced."""
+        """The network with paced steps."""
         torch.manual_seed(self.seed)
         return PacedNet(self.inputs, self.width, self.step_s)
 
@@ -56,14 +56,14 @@ class Race:
         return PacedSGD(parameters, lr=self.lr, momentum=self.momentum)
 
     def load(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Rows to train on, and those to validate with."""
+        """Training rows and validation rows."""
         with np.load(self.rows) as saved:
             x, y, held_x, held_y = (torch.from_numpy(saved[name]) for name in ("x", "y", "held_x", "held_y"))
         return (x, y), (held_x, held_y)
 
 
 def prepare(source: str, path: str, most: int = 22_000) -> int:
-    """Writes a set's first rows, images halved where they are large, in an order that is no one's; their inputs."""
+    """Writes a set's first rows in random order, with large images halved; returns the number of inputs."""
     batches = list(open_source(source).batches())
     column = next(name for name in batches[0].schema.names if name != "label")
     pixels = np.concatenate([b.column(column).to_numpy_ndarray() for b in batches])[:most]
@@ -81,18 +81,18 @@ def prepare(source: str, path: str, most: int = 22_000) -> int:
 
 
 def reference_loss(race: Race, workers: int) -> float:
-    """What plain SGD comes to in half of the steps, with another seed: the target, fixed before anyone runs."""
+    """The loss of plain SGD after half of the steps, with another seed: the target, fixed before the comparison."""
     return plain_loss(replace(race, steps=race.steps // 2, seed=race.seed + 1000), workers)
 
 
 def plain_loss(race: Race, workers: int) -> float:
-    """What plain SGD with all workers' rows in one batch comes to: the mean of the last five evaluations."""
+    """The loss of plain SGD with all workers' rows in one batch: the mean of the last five evaluations."""
     alone = replace(race, step_s=0.0, batch=race.batch * workers)
     return float(np.mean([row["val_loss"] for row in train_torch(alone, "one")["history"][-5:]]))
 
 
 class _Until(torch.autograd.Function):
-    """Passes values on once a moment has come, and gradients once another has."""
+    """Delays values until one moment, and their gradients until another."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, forward_at: float, backward_at: float) -> Tensor:
@@ -117,13 +117,13 @@ def _sleep_until(moment: float) -> None:
 
 
 class Pace:
-    """When the step that is under way may end; a process trains one network."""
+    """The end of the present step; a process trains one network."""
 
     until = 0.0
 
 
 class PacedSGD(torch.optim.SGD):
-    """SGD whose update is not over before the step's time is."""
+    """SGD whose update ends only when the step's time is over."""
 
     def step(self, closure: Any = None) -> Any:
         loss = super().step(closure)
@@ -132,7 +132,7 @@ class PacedSGD(torch.optim.SGD):
 
 
 class PacedNet(nn.Module):
-    """Three fully connected layers; a training step takes `step_s`, shared out by parameters."""
+    """Three fully connected layers; a training step takes `step_s`, divided by parameters."""
 
     def __init__(self, inputs: int, width: int, step_s: float) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class PacedNet(nn.Module):
             done += sizes[number]
             x = layer(x)
             if self.training:
-                back = 1 - (done - sizes[number]) / sum(sizes)  # what is behind once this layer's gradient is there
+                back = 1 - (done - sizes[number]) / sum(sizes)  # share of the backward pass up to this layer's gradient
                 forward_at = began + self.step_s * FORWARD * done / sum(sizes)
                 x = _until(x, forward_at, began + self.step_s * (FORWARD + BACKWARD * back))
             if number < 2:
@@ -159,7 +159,7 @@ class PacedNet(nn.Module):
 
 
 def batches(x: Tensor, y: Tensor, size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches without end, in a new order each epoch."""
+    """Endless batches, in a new order each epoch."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         order = torch.randperm(len(y), generator=generator)
@@ -169,7 +169,7 @@ def batches(x: Tensor, y: Tensor, size: int, seed: int) -> Iterator[tuple[Tensor
 
 
 def train_torch(race: Race, kind: str) -> dict[str, Any]:
-    """One process of torch's own data parallelism: plain, with a hook, or with local SGD; `one` is a single machine."""
+    """One process of torch's own data parallelism: plain, with a hook, or local SGD; `one` is a single machine."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
@@ -180,10 +180,10 @@ def train_torch(race: Race, kind: str) -> dict[str, Any]:
     rank, world = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
     (x, y), (held_x, held_y) = race.load()
     x, y, held_x, held_y = x[rank::world], y[rank::world], held_x[rank::world], held_y[rank::world]
-    if alone:  # one machine's share of the work in a step is what a worker's is
+    if alone:  # a step has the same rows as a worker's step
         model: nn.Module = race.model()
     else:
-        # PowerSGD's callbacks wait inside gloo's two threads: those of two buckets would wait for each other.
+        # PowerSGD's callbacks wait inside gloo's two threads, so callbacks of two buckets would deadlock.
         model = DistributedDataParallel(race.model(), bucket_cap_mb=ONE_BUCKET_MB if kind == "powersgd" else None)
     optimizer, average = _equip(kind, model, race.optimizer(model.parameters()))
     feed, history, criterion = batches(x, y, race.batch, race.seed + rank), [], nn.CrossEntropyLoss()
@@ -222,12 +222,12 @@ def _evaluate(model: nn.Module, x: Tensor, y: Tensor, alone: bool) -> float:
 def _equip(
     kind: str, model: Any, optimizer: torch.optim.Optimizer
 ) -> tuple[torch.optim.Optimizer, Callable[[], object]]:
-    """The optimizer to step with, and what to do after each step."""
+    """The optimizer, and a function to call after each step."""
 
     def nothing() -> None:
         return
 
-    if kind == "half":  # torch's hook for bfloat16 refuses processors; this one is as wide
+    if kind == "half":  # torch's hook for bfloat16 does not support CPUs; float16 has the same size
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
         model.register_comm_hook(None, fp16_compress_hook)
@@ -246,6 +246,6 @@ def _equip(
 
         local = PostLocalSGDState(None, None, start_localSGD_iter=9, post_local_gradient_allreduce=False)  # type: ignore[no-untyped-call]
         model.register_comm_hook(local, post_localSGD_hook)
-        averager = PeriodicModelAverager(period=5, warmup_steps=9)  # so that an evaluation follows an average
+        averager = PeriodicModelAverager(period=5, warmup_steps=9)  # evaluations then follow an averaging
         return PostLocalSGDOptimizer(optimizer, averager), nothing
     return optimizer, nothing

@@ -1,4 +1,4 @@
-"""What a benchmark found: rows with ratios and targets, as a table, as JSON, as a file with date and machine."""
+"""Results of a benchmark: rows with ratios and targets, as a table, as JSON, and as a file with date and machine."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 Say = Callable[[str], None]
-"""Takes a line on what is being measured."""
+"""Takes a line about the measurement in progress."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One figure: what it is, its value, what it should be, and the values it is the median of."""
+    """One figure: its name, its value, its target, and the values of which it is the median."""
 
     part: str
     name: str
@@ -26,7 +26,7 @@ class Row:
     detail: str = ""
     spread: tuple[float, ...] = ()
     at_most: bool = False
-    """Whether the target is one not to pass rather than to reach."""
+    """Whether the value must not exceed the target; otherwise it must reach the target."""
     unit: str = ""
 
     @property
@@ -45,10 +45,10 @@ class Report:
     rows: list[Row]
     measured: dict[str, Any]
     skipped: list[str] = field(default_factory=list)
-    """Parts that could not be run here, and why."""
+    """Parts that could not run here, with the reason."""
 
     def to_json(self, command: str) -> dict[str, Any]:
-        """Everything, with date, command and machine."""
+        """The whole result, with date, command and machine."""
         return {
             "name": self.name,
             **about(command),
@@ -59,13 +59,13 @@ class Report:
 
 
 def about(command: str) -> dict[str, Any]:
-    """When, where and by what command something was measured."""
+    """Date, commit, command and machine of a measurement."""
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     return {"date": date, "commit": _commit(), "command": command, "machine": machine()}
 
 
 def _commit() -> str | None:
-    """The commit of the checkout that this is run from, with a "+" where its sources are others; None elsewhere."""
+    """The commit of this checkout, with a "+" if its sources differ; None outside a checkout."""
     commit, *changed = (
         _git(*words) for words in (("rev-parse", "--short", "HEAD"), ("status", "-s", ":/src", ":/lab"))
     )
@@ -82,7 +82,7 @@ def _git(*words: str) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """This machine in words, and the versions that matter."""
+    """Properties of this machine, and the relevant versions."""
     import numpy
     import torch
     import zmq

@@ -1,6 +1,7 @@
-"""The driver program of `bench comparison`: every method on one Spark cluster, one line of JSON each.
+"""The driver program of `bench comparison`: runs every method on one Spark cluster, and prints one line of JSON for
+each.
 
-Runs on the first node of a Spark testbed as `python -m thinwire_lab.bench.rivals`, what is to be done on stdin.
+Runs on the first node of a Spark testbed as `python -m thinwire_lab.bench.rivals`, with options on stdin.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from thinwire.rules.period import balanced_period
 from thinwire_lab.bench.race import Race, train_torch
 
 TORCH = {"ddp": "ddp", "ddp half": "half", "ddp powersgd": "powersgd", "post-local sgd": "local", "one machine": "one"}
-"""Methods that are torch's own, by what `train_torch` calls them."""
+"""torch's own methods, with their names in `train_torch`."""
 
 
 def strategies(race: Race) -> dict[str, tw.Strategy]:
-    """The papers' methods with the periods that they advise for such a ratio, and thinwire's own as they are."""
+    """The papers' methods with the periods that they advise for the ratio, and thinwire's with their defaults."""
     period = balanced_period(race.ratio, 1.0)
     return {
         "synchronous": tw.Synchronous(),

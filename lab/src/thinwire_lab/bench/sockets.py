@@ -1,4 +1,4 @@
-"""What a network carries when everyone sends to everyone at once, by plain sockets: a forecast is given that link."""
+"""The rate of a network when all nodes send to all others at once, measured with plain sockets for forecasts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from thinwire_lab.bench.seats import Place
+from thinwire_lab.bench.worker_process import Place
 
 TURNS, DEADLINE_S = 4, 60.0
 PIECE = 1 << 16
 
 
 def all_to_all(place: Place, *, size_bytes: int, hosts: list[str]) -> dict[str, Any]:
-    """Seconds in which a worker sends so much, an equal part to each peer, and hears as much; several turns."""
+    """Seconds in which a worker sends `size_bytes`, an equal part to each peer, and receives as much; several turns."""
     peers = _meet(place, hosts)
     part = size_bytes // (place.workers - 1)
     values, heard = bytes(part), [bytearray(PIECE) for _ in peers]
@@ -34,7 +34,7 @@ def all_to_all(place: Place, *, size_bytes: int, hosts: list[str]) -> dict[str, 
 
 
 def _meet(place: Place, hosts: list[str]) -> list[socket.socket]:
-    """A connection with every other worker: the lower one listens, the higher one calls."""
+    """A connection to every other worker: the one with the lower number listens, the other one connects."""
     listening = socket.create_server((place.host, place.port + 1 + place.worker), backlog=place.workers)
     listening.settimeout(DEADLINE_S)
     peers = []

@@ -1,4 +1,4 @@
-"""`thinwire bench strangers`: what a thousand hostile connections without keys take from a run.
+"""`thinwire bench strangers`: the effect of a thousand hostile connections without keys on a run.
 
 As a program (`python -m thinwire_lab.bench.strangers`) it is the run: two workers that train until they are killed.
 """
@@ -32,20 +32,20 @@ from thinwire_lab.soak.gauges import of_process
 CONNECTIONS = 1000
 KINDS = ("silent", "half a greeting", "a frame of 63 MiB in pieces", "the longest frame in pieces")
 GREETING = b"\xff" + bytes(7) + b"\x01\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
-"""ZMTP's, as libzmq says it."""
+"""ZMTP's greeting, as libzmq sends it."""
 FRAME_BYTES = 63 << 20
 PIECE, PIECE_S = bytes(16 << 10), 0.05
-"""Of a frame, and how long each stranger waits between two pieces of it."""
+"""Size of the pieces of a frame, and the pause of each stranger between two pieces."""
 AGAIN_S = 0.2
-"""After which a stranger that was shown out comes again."""
+"""Seconds after which a stranger connects again when its connection was closed."""
 TURN_S, SETTLE_S, LOOK_S = 5.0, 6.0, 0.2
 ROWS = 20_480
 MEMORY_MB, DESCRIPTORS, SPEED = 100.0, 1000.0, 0.9
-"""Targets: what a process may grow by while besieged, what it may have open, the share of rows a second it keeps."""
+"""Targets: growth of a process during an attack in MB, open descriptors, and share of rows a second kept."""
 
 
 def strangers(quick: bool, say: Say) -> Report:
-    """Memory, descriptors and rows a second of a run, without strangers and with, in turn."""
+    """Memory, descriptors and rows a second of a run, alternately with and without strangers."""
     raise_descriptor_limit()
     pairs = 1 if quick else 8
     found: list[dict[str, Any]] = []
@@ -80,12 +80,12 @@ def _rows(target: str, found: list[dict[str, Any]]) -> Iterator[Row]:
 
 
 def _turn(run: _Run, target: str, *, besieged: bool, seconds: float) -> dict[str, Any]:
-    """So many seconds of the run; with strangers at one port, or left alone."""
+    """Measures the run for `seconds`, with strangers at one port or without."""
     pid = run.pids[target]
     before, most, mob = of_process(pid), dict[str, float](), None
     if besieged:
         mob = Mob(_port_of(pid), longest=HUB_PIECE_BYTES if target == "driver" else PIECE_BYTES)
-        time.sleep(1.0)  # until they are there
+        time.sleep(1.0)  # until the strangers have connected
     begun, done = time.monotonic(), run.done()
     while time.monotonic() < begun + seconds:
         time.sleep(LOOK_S)
@@ -107,20 +107,20 @@ def _turn(run: _Run, target: str, *, besieged: bool, seconds: float) -> dict[str
 
 @dataclass
 class Stranger:
-    """One hostile connection, which comes again when it is shown out."""
+    """One hostile connection, which connects again when it is closed."""
 
     kind: str
     frame_bytes: int
-    """Announced, once it was greeted; 0 for none."""
+    """Size of the frame that it announces after the greeting; 0 for none."""
     socket: socket.socket | None = None
     at: float = 0.0
-    """When it acts next."""
+    """Time of its next action."""
     said: int = 0
-    """Bytes of its frame; below zero before its greeting."""
+    """Bytes of its frame that were sent; negative before the greeting."""
 
 
 class Mob:
-    """A thousand strangers at one port, from one thread of this process."""
+    """A thousand strangers at one port, run by one thread of this process."""
 
     def __init__(self, port: int, *, longest: int, count: int = CONNECTIONS) -> None:
         self._port, self._selector = port, selectors.DefaultSelector()
@@ -133,7 +133,7 @@ class Mob:
         self._thread.start()
 
     def leave(self) -> dict[str, int]:
-        """Goes, and says what became of it."""
+        """Ends the strangers; returns their counts."""
         self._leaves.set()
         self._thread.join()
         return {"connected_most": self._most, **self._told}
@@ -178,7 +178,7 @@ class Mob:
             if ended:
                 self._told["shown out"] += 1
                 self._drop(one)
-            elif one.frame_bytes and one.said < 0:  # it was greeted: a command frame begins, and never ends
+            elif one.frame_bytes and one.said < 0:  # after the greeting begins a command frame that never ends
                 one.said, one.at = 1, 0.0
                 self._say(one, b"\x06" + struct.pack(">Q", one.frame_bytes))
 
@@ -211,7 +211,7 @@ class Mob:
 
 
 def _port_of(pid: int) -> int:
-    """The one TCP port that a process listens at."""
+    """The only TCP port on which a process listens."""
     with open("/proc/net/tcp") as table:
         bound = {words[9]: int(words[1].rpartition(":")[2], 16) for words in map(str.split, table) if words[3] == "0A"}
     for name in os.listdir(f"/proc/{pid}/fd"):
@@ -219,7 +219,7 @@ def _port_of(pid: int) -> int:
             link = os.readlink(f"/proc/{pid}/fd/{name}")
             if link.startswith("socket:[") and link[8:-1] in bound:
                 return bound[link[8:-1]]
-    raise WorkerError(f"process {pid} listens at no port; is the run still there?")
+    raise WorkerError(f"process {pid} listens at no port; check that the run is still alive")
 
 
 # -- the run ----------------------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def _port_of(pid: int) -> int:
 
 @dataclass
 class _Run:
-    """The run that is besieged, in processes of its own."""
+    """The attacked run, in processes of its own."""
 
     pids: dict[str, int] = field(default_factory=dict)
     lost: int = 0
@@ -261,14 +261,14 @@ def _run() -> Iterator[_Run]:
         threading.Thread(target=found.follow, args=(driver.stdout,), daemon=True).start()
         try:
             if not found.stepping.wait(120.0):
-                raise WorkerError("the run that was to be besieged did not begin within two minutes; see its output")
+                raise WorkerError("the run under attack did not begin within two minutes; see its output")
             yield found
         finally:
             driver.kill()
 
 
 def main() -> None:
-    """Trains until it is killed, and says how far it is."""
+    """Trains until the process is killed, and prints its progress."""
     from thinwire.cluster.local import Local
     from thinwire.run.session import fit
     from thinwire.strategies import SparkNet

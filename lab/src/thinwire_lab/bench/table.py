@@ -1,4 +1,4 @@
-"""`thinwire bench table`: how much of a link a table uses, and what more servers do (SINGA's Fig. 10)."""
+"""`thinwire bench table`: the share of a link that a table uses, and the effect of more servers (SINGA's Fig. 10)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from thinwire.exchange.joint import JointState
 from thinwire.exchange.signals import Averaged, Formed, Landed
 from thinwire.exchange.table.table import Table
 from thinwire.strategies import EASGD
-from thinwire_lab.bench.crew import Crew
+from thinwire_lab.bench.processes import Processes
 from thinwire_lab.bench.report import Report, Row, Say
-from thinwire_lab.bench.seats import Place, join, leave, wait_for
+from thinwire_lab.bench.worker_process import Place, join, leave, wait_for
 from thinwire_lab.testbed import Testbed
 
 SIZE = 25_000_000
@@ -23,7 +23,7 @@ TARGET = 0.8
 
 
 def table_seconds(place: Place, *, size: int, servers: int, exchanges: int) -> dict[str, Any]:
-    """Times exchanges of a whole vector, each worker's own, all workers at once."""
+    """Times exchanges of a whole vector of each worker, by all workers at once."""
     joint = JointState(EASGD(period=1, servers=servers), torch.zeros(size), place.workers)
     peer = join(place, joint, "float32", kind=Table, workers=place.workers)
     peer.start("equal")
@@ -32,7 +32,7 @@ def table_seconds(place: Place, *, size: int, servers: int, exchanges: int) -> d
     values = torch.full((size,), float(place.worker + 1))
     times = []
     for number in range(exchanges + 1):
-        peer.average(f"start:{number}", torch.zeros(1), 1.0, {})  # all begin together
+        peer.average(f"start:{number}", torch.zeros(1), 1.0, {})  # all workers begin together
         wait_for(peer, Averaged)
         began = time.perf_counter()
         round, fragment = peer.claim()
@@ -46,7 +46,7 @@ def table_seconds(place: Place, *, size: int, servers: int, exchanges: int) -> d
 
 
 def table(quick: bool, say: Say) -> Report:
-    """Seconds of an exchange by workers and servers, at a gigabit."""
+    """Seconds of an exchange by numbers of workers and servers, at a gigabit."""
     why_not = Testbed.why_not()
     if why_not is not None:
         return Report("table", [], {}, [f"all of it: {why_not}"])
@@ -58,14 +58,14 @@ def table(quick: bool, say: Say) -> Report:
             for servers in (1, workers) if quick else range(1, workers + 1):
                 say(f"{workers} workers, {servers} servers at {RATE}")
                 options = {"size": SIZE, "servers": servers, "exchanges": exchanges}
-                results = Crew(bed, workers=workers).run("table_seconds", options)
+                results = Processes(bed, workers=workers).run("table_seconds", options)
                 times = [max(each) for each in zip(*(r["seconds"] for r in results), strict=True)]
                 measured["cases"].append({"workers": workers, "servers": servers, "seconds": times})
                 rows.append(_row(workers, servers, times))
             if workers == WORKERS:
                 say(f"{workers} workers, {workers} servers at {RATE}, unencrypted")
                 options = {"size": SIZE, "servers": workers, "exchanges": exchanges}
-                results = Crew(bed, workers=workers, plain=True).run("table_seconds", options)
+                results = Processes(bed, workers=workers, plain=True).run("table_seconds", options)
                 times = [max(each) for each in zip(*(r["seconds"] for r in results), strict=True)]
                 measured["unencrypted"] = times
                 rows.append(_row(workers, workers, times, ", unencrypted"))
@@ -73,9 +73,9 @@ def table(quick: bool, say: Say) -> Report:
 
 
 def _row(workers: int, servers: int, times: list[float], how: str = "") -> Row:
-    """The busiest node's bytes an exchange over what its link could carry meanwhile.
+    """Bytes that the busiest node sends in an exchange, relative to its link's capacity in that time.
 
-    A worker sends its vector to the servers elsewhere, and the busiest host as much to each other worker for its share.
+    A worker sends its vector to the other servers. The busiest host also sends its share to each other worker.
     """
     share, size = 1 / servers, 4 * SIZE
     sent = size * (1 - share) + size * share * (workers - 1)

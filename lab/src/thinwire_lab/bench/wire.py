@@ -1,4 +1,4 @@
-"""`thinwire bench wire`: one exchange of a whole vector over each wire, and over what a user of PySpark would write."""
+"""`thinwire bench wire`: an exchange of a whole vector over each wire, against a PySpark program written by hand."""
 
 from __future__ import annotations
 
@@ -29,35 +29,37 @@ from thinwire.protocol.deadlines import Deadlines
 from thinwire.protocol.handshake import hello
 from thinwire.protocol.messages import Bye
 from thinwire.strategies import SparkNet
-from thinwire_lab.bench.crew import Crew
+from thinwire_lab.bench.processes import Processes
 from thinwire_lab.bench.report import Report, Row, Say
-from thinwire_lab.bench.seats import NoReplacements, wait_for
+from thinwire_lab.bench.worker_process import NoReplacements, wait_for
 
 WORKERS = 4
 MEGABYTE = 1 << 18
-"""Float32 numbers in one."""
+"""Float32 numbers in a megabyte."""
 TARGET = 2.0
 BY_HAND = "by hand"
 SPARK = {"spark": ("float32", False), "spark, apart": ("float32", True), "spark in bfloat16": ("bfloat16", False)}
-"""Codec, and whether executors count as machines: agents of one machine are added up before they travel."""
+"""The codec, and whether each executor counts as a machine: agents of one machine are summed before they send."""
 
 
 def wire(quick: bool, say: Say) -> Report:
-    """Seconds of an exchange by wire and size; Spark's against a broadcast and a treeReduce of the same arrays."""
+    """Seconds of an exchange by wire and size; Spark's relative to a broadcast and a treeReduce of the arrays."""
     rows: list[Row] = []
     measured: dict[str, Any] = {"workers": WORKERS, "seconds": {}}
     sizes, turns, exchanges = ((1,), 1, 2) if quick else ((1, 10, 50), 2, 5)
     session = start_session(f"local-cluster[{WORKERS},2,2048]", WORKERS)
     ways: dict[str, Callable[[int], list[float]]] = {
-        "mesh": lambda size: _crew("exchange_seconds", size, exchanges, codec="float32", gloo=False, interface="lo"),
-        "table": lambda size: _crew("table_seconds", size, exchanges),
+        "mesh": lambda size: _on_loopback(
+            "exchange_seconds", size, exchanges, codec="float32", gloo=False, interface="lo"
+        ),
+        "table": lambda size: _on_loopback("table_seconds", size, exchanges),
         BY_HAND: lambda size: _by_hand(session, size, exchanges),
     } | {
         name: functools.partial(_agents, session, exchanges=exchanges, codec=codec, apart=apart)
         for name, (codec, apart) in SPARK.items()
     }
     try:
-        for name in (BY_HAND, *SPARK):  # the JVM compiles what it runs often
+        for name in (BY_HAND, *SPARK):  # warm-up: the JVM compiles code that runs often
             ways[name](MEGABYTE)
         for size_mb in sizes:
             found: dict[str, list[float]] = {name: [] for name in ways}
@@ -78,17 +80,17 @@ def wire(quick: bool, say: Say) -> Report:
     return Report("wire", rows, measured)
 
 
-def _crew(task: str, size: int, exchanges: int, **options: Any) -> list[float]:
-    """The slower worker's seconds of each exchange, on loopback."""
+def _on_loopback(task: str, size: int, exchanges: int, **options: Any) -> list[float]:
+    """Seconds of each exchange on the slower worker, on loopback."""
     if task == "table_seconds":
-        results = Crew(None, workers=WORKERS).run(task, {"size": size, "servers": WORKERS, "exchanges": exchanges})
+        results = Processes(None, workers=WORKERS).run(task, {"size": size, "servers": WORKERS, "exchanges": exchanges})
         return [max(each) for each in zip(*(r["seconds"] for r in results), strict=True)]
-    results = Crew(None, workers=WORKERS).run(task, options | {"size": size, "blocks": 1, "block": exchanges})
+    results = Processes(None, workers=WORKERS).run(task, options | {"size": size, "blocks": 1, "block": exchanges})
     return [max(each) for each in zip(*(r["ours"] for r in results), strict=True)]
 
 
 def _agents(session: Any, size: int, exchanges: int, codec: str = "float32", apart: bool = False) -> list[float]:
-    """The same with agents that Spark's jobs visit."""
+    """Seconds of each exchange through agents that Spark's jobs visit."""
     run = SparkWire(uuid.uuid4().hex[:12], secrets.token_hex(16), apart=apart)
     hub = SparkHub(session, run, WORKERS)
     told: list[list[float]] = []
@@ -143,12 +145,12 @@ def _agent(run: SparkWire, size: int, exchanges: int, codec: str, batches: Itera
 
 @functools.lru_cache(maxsize=WORKERS)
 def _array(size: int, worker: int) -> Any:
-    """A worker's numbers, made once: as little to compress as a network's."""
+    """A worker's random numbers, made once; as hard to compress as a network's parameters."""
     return np.random.default_rng(worker).random(size, np.float32)
 
 
 def _by_hand(session: Any, size: int, exchanges: int) -> list[float]:
-    """What SparkNet's Listing 3 is in PySpark: arrays reduced in a tree, their mean broadcast and read everywhere."""
+    """SparkNet's Listing 3 in PySpark: arrays reduced in a tree, and their mean broadcast and read on every worker."""
     context = session.sparkContext
     places = context.parallelize(range(WORKERS), WORKERS)
     times = []

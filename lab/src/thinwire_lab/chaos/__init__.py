@@ -1,4 +1,4 @@
-"""Real processes, and what is done to them on purpose; see `thinwire testbed chaos`."""
+"""Fault injection into runs of real processes; see `thinwire testbed chaos`."""
 
 from thinwire_lab.chaos.faults import ARENAS
 from thinwire_lab.chaos.trial import Report, Trial

@@ -1,4 +1,4 @@
-"""Trial after bout, over strategies and places, until the time is up or enough has been killed."""
+"""A campaign of trials over strategies and arenas, until the time is up or the number of kills is reached."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from thinwire_lab.chaos.trial import Report, Trial
 
 WORKERS = 4
 EPOCHS = {"local": 60, "spark": 40, "bed": 40, "host": 60}
-"""By place: a bout of so many deeds takes half a minute where nothing is done to it."""
+"""By arena: with these epochs a trial of `FAULTS` faults takes half a minute without any fault."""
 EVERY_S = {"local": 1.5, "spark": 6.0, "bed": 6.0, "host": 3.0}
-"""Between two deeds, on average: a replacement takes about as long to be there."""
-DEEDS = 12
-"""In one bout, unless said; the rest of it is to end in peace."""
+"""Mean seconds between two faults; a replacement takes about as long to join."""
+FAULTS = 12
+"""Default number of faults in a trial; the rest of the trial runs without faults."""
 PLACEMENTS = ("whole", "planned", "tensor_parallel", "pipeline")
-"""Kinds of placement; with all but the first a replica spans a group of workers."""
+"""Kinds of placement; in all but the first, a replica spans a group of workers."""
 GROUPED, GROUP_SIZE = 0.4, 2
-"""Share of bouts with groups where no placements are given, and the workers of a group."""
+"""Share of trials with groups if no placements are given, and the workers of a group."""
 SETTINGS = ("run.checkpoint_every=20", f"cluster.workers={WORKERS}", "train.optimizer.lr=0.01")
 
 
 @dataclass(frozen=True)
 class Campaign:
-    """What is to be played.
+    """The settings and the reports of a campaign.
 
     Args:
-        seed: of the first bout; each has the next.
-        arenas: "local", "spark" (a local-cluster of executors), "bed" (Spark on an emulated network, as root) and
-            "host" (processes on a disk and under a clock of their own, as root).
-        strategies: by name, in turn.
-        minutes: after which no bout begins.
-        kills: after which none does; no limit unless given.
-        out: a folder for the runs and the report.
-        deeds: in one bout.
-        placements: kinds of placement, each as often; where none is given, `GROUPED` of all bouts have groups.
-        about: what the report says of itself, such as date and machine.
+        seed: seed of the first trial; each further trial has the next seed.
+        arenas: "local", "spark" (a local-cluster of executors), "bed" (Spark on an emulated network; needs root) and
+            "host" (processes with a disk and a clock of their own; needs root).
+        strategies: names of strategies, in turn.
+        minutes: after this time no trial begins.
+        kills: after this number of kills no trial begins; by default there is no limit.
+        out: folder for the runs and the report.
+        deeds: number of faults in a trial.
+        placements: kinds of placement, equally often; if none is given, `GROUPED` of all trials have groups.
+        about: information for the report, such as date and machine.
     """
 
     seed: int
@@ -56,20 +56,20 @@ class Campaign:
     minutes: float
     out: str
     kills: int | None = None
-    deeds: int = DEEDS
+    deeds: int = FAULTS
     placements: tuple[str, ...] = ()
     about: dict[str, Any] = field(default_factory=dict)
     reports: list[Report] = field(default_factory=list)
 
     def play(self, told: Callable[[Report], None] = lambda report: None) -> list[Report]:
-        """Plays it, after what is in `out` already; the report is written after every bout."""
+        """Runs trials, after those already in `out`; writes the report after each."""
         until = time.monotonic() + 60.0 * self.minutes
         self.reports.extend(earlier(self.out))
         begin = len(self.reports)
         for number, (strategy, arena) in enumerate(itertools.islice(self._turns(), begin, None), begin):
             if time.monotonic() >= until or (self.kills is not None and self.killed >= self.kills):
                 break
-            report = self._bout(arena, strategy, self.seed + number)
+            report = self._run_trial(arena, strategy, self.seed + number)
             self.reports.append(report)
             self._write()
             told(report)
@@ -83,7 +83,7 @@ class Campaign:
         return sum(report.kills for report in self.reports if report.arena == arena)
 
     def totals(self) -> dict[str, Any]:
-        """What all came to."""
+        """Totals over all trials."""
         return {
             "bouts": len(self.reports),
             "deeds": sum(len(report.deeds) for report in self.reports),
@@ -100,13 +100,13 @@ class Campaign:
     def _turns(self) -> Iterator[tuple[str, str]]:
         return itertools.cycle([(strategy, arena) for strategy in self.strategies for arena in self.arenas])
 
-    def _bout(self, arena: str, strategy: str, seed: int) -> Report:
+    def _run_trial(self, arena: str, strategy: str, seed: int) -> Report:
         placement = placement_of(seed, self.placements)
         named = strategy if placement == PLACEMENTS[0] else f"{strategy}-{placement}"
         out = os.path.join(self.out, f"{seed:04d}-{arena}-{named}")
-        while os.path.exists(out) or os.path.exists(f"{out}.log"):  # of a bout that was not played to its end
+        while os.path.exists(out) or os.path.exists(f"{out}.log"):  # left by a trial that did not end
             out += "-again"
-        settings = [*SETTINGS, f"strategy.name={strategy}", f"train.epochs={EPOCHS[arena] * self.deeds // DEEDS}"]
+        settings = [*SETTINGS, f"strategy.name={strategy}", f"train.epochs={EPOCHS[arena] * self.deeds // FAULTS}"]
         settings += ["cluster.max_restarts=1000"] if arena in ("local", "host") else ["cluster.kind=spark"]
         if placement != PLACEMENTS[0]:
             settings += [f"placement.kind={placement}", f"placement.group_size={GROUP_SIZE}"]
@@ -127,9 +127,9 @@ class Campaign:
             words = [word for setting in settings for word in ("--set", setting)]
             places: dict[str, Any] = {"out": folder, "log": log, "bed": bed, "host": host}
             recipe = shipped()["digits"]
-            bout = Trial(arena, strategy, seed, recipe=recipe, settings=words, placement=placement, **places)
-            report = bout.play(every_s=EVERY_S[arena], most=self.deeds)
-            if folder != out and report.wrong and os.path.isdir(folder):  # the disk goes
+            trial = Trial(arena, strategy, seed, recipe=recipe, settings=words, placement=placement, **places)
+            report = trial.play(every_s=EVERY_S[arena], most=self.deeds)
+            if folder != out and report.wrong and os.path.isdir(folder):  # the disk will be removed
                 shutil.copytree(folder, os.path.join(out, "run"))
             return report
 
@@ -142,10 +142,10 @@ class Campaign:
 
 
 def earlier(out: str) -> list[Report]:
-    """The bouts of a season that wrote its report there, to be gone on with.
+    """The trials of a campaign whose report is in a folder, which is continued.
 
     Raises:
-        ConfigError: What is there is no such report.
+        ConfigError: The file is not a report of a campaign.
     """
     path = os.path.join(out, "chaos.json")
     if not os.path.exists(path):
@@ -154,11 +154,13 @@ def earlier(out: str) -> list[Report]:
         with open(path) as file:
             return [Report(**told) for told in json.load(file)["bouts"]]
     except (ValueError, LookupError, TypeError) as error:
-        raise ConfigError(f"{path} is no report of a season ({error!r}); give another --out, or remove it") from error
+        raise ConfigError(
+            f"{path} is not the report of a campaign ({error!r}); give another --out, or remove it"
+        ) from error
 
 
 def placement_of(seed: int, among: tuple[str, ...] = ()) -> str:
-    """The placement of a bout: of these, or of all there are.
+    """The placement of a trial: one of `among`, or else one of all kinds.
 
     >>> placement_of(3, ("planned",)), placement_of(3) == placement_of(3)
     ('planned', True)
@@ -170,5 +172,5 @@ def placement_of(seed: int, among: tuple[str, ...] = ()) -> str:
 
 
 def known_strategies() -> tuple[str, ...]:
-    """All there are: each gets its turn."""
+    """All strategies, in turn."""
     return tuple(sorted(STRATEGIES))

@@ -1,4 +1,4 @@
-"""What is done to a run: which process or link, what, and how it is undone. Only to what the run itself has started."""
+"""Faults in processes and links, and how each is undone. Affects only processes that the run has started."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from typing import Any
 
 EXECUTOR = "CoarseGrainedExecutorBackend"
 LOW_BYTES = 1 << 20
-"""What a worker whose memory is limited may take beyond what it has."""
+"""Memory that a worker with a limit may still allocate."""
 SLOW_BYTES = 64 << 10
-"""A second, of a slow disk."""
+"""Bytes a second of a slow disk."""
 
 
 @dataclass
 class Target:
-    """A run that goes on: its driver's process, and its workers' as its events tell them."""
+    """A run in progress: its driver's process, and its workers' processes from its events."""
 
     driver: int
     workers: dict[int, int] = field(default_factory=dict)
-    """Process ids by worker; helpers beside the driver are workers without rows."""
+    """Process IDs by worker; helpers beside the driver count as workers without rows."""
     bed: Any = None
-    """The emulated network, where there is one."""
+    """The emulated network, if there is one."""
     host: Any = None
-    """The disk and the clock, where they are the bout's own."""
+    """The trial's own disk and clock, if it has them."""
     undo: list[Callable[[], Any]] = field(default_factory=list)
 
     def later(self, seconds: float, act: Callable[[], Any]) -> None:
-        """Undoes something after a while, or at the end of the bout, whichever comes first."""
+        """Undoes a fault after a while, or at the end of the trial if that is earlier."""
         timer = threading.Timer(seconds, act)
         timer.daemon = True
         self.undo += [timer.cancel, act]
         timer.start()
 
 
-Deed = Callable[[Target, random.Random], str]
-"""Does it; returns what was done, for the report, or nothing where there was nobody to do it to."""
+Fault = Callable[[Target, random.Random], str]
+"""Injects a fault; returns its description for the report, or an empty text if there was no target."""
 
 
 def kill_worker(target: Target, chance: random.Random) -> str:
@@ -60,7 +60,7 @@ def kill_executor(target: Target, chance: random.Random) -> str:
 
 
 def pause_worker(target: Target, chance: random.Random) -> str:
-    """SIGSTOP for up to six seconds, or for long enough to be given up."""
+    """SIGSTOP, either briefly or for long enough that the worker is given up."""
     worker, seconds = _one(target, chance), chance.choice((0.5, 2.0, 6.0, 20.0))
     if worker is None or not _signal(target.workers[worker], signal.SIGSTOP):
         return ""
@@ -75,7 +75,7 @@ def kill_driver(target: Target, chance: random.Random) -> str:
 
 
 def starve_worker(target: Target, chance: random.Random) -> str:
-    """A memory limit a little above what a worker has: its next large allocation fails."""
+    """Limits a worker's memory to a little more than it has: its next large allocation fails."""
     worker = _one(target, chance)
     if worker is None:
         return ""
@@ -89,7 +89,7 @@ def starve_worker(target: Target, chance: random.Random) -> str:
 
 
 def cut_node(target: Target, chance: random.Random) -> str:
-    """A node's cable is out for a while."""
+    """Disconnects a node for a while."""
     node, seconds = chance.randrange(1, target.bed.nodes + 1), chance.choice((1.0, 5.0, 20.0))
     target.bed.bed.cut(node)
     target.later(seconds, lambda: target.bed.bed.heal(node))
@@ -97,7 +97,7 @@ def cut_node(target: Target, chance: random.Random) -> str:
 
 
 def throttle_node(target: Target, chance: random.Random) -> str:
-    """A node's link is slow for a while."""
+    """Slows a node's link for a while."""
     node, rate, seconds = chance.randrange(1, target.bed.nodes + 1), chance.choice(("1mbit", "10mbit")), 10.0
     target.bed.bed.throttle(node, rate)
     target.later(seconds, lambda: target.bed.bed.throttle(node, "1gbit"))
@@ -105,7 +105,7 @@ def throttle_node(target: Target, chance: random.Random) -> str:
 
 
 def fill_disk(target: Target, chance: random.Random) -> str:
-    """The disk that the run writes to is full for a while."""
+    """Fills the disk to which the run writes for a while."""
     seconds = chance.choice((2.0, 6.0, 15.0))
     target.host.fill()
     target.later(seconds, target.host.free)
@@ -113,7 +113,7 @@ def fill_disk(target: Target, chance: random.Random) -> str:
 
 
 def slow_disk(target: Target, chance: random.Random) -> str:
-    """The disk takes a few pages a second for a while."""
+    """Slows the disk to a few pages a second for a while."""
     seconds = chance.choice((5.0, 15.0))
     if not target.host.throttles:
         return ""
@@ -123,7 +123,7 @@ def slow_disk(target: Target, chance: random.Random) -> str:
 
 
 def jump_clock(target: Target, chance: random.Random) -> str:
-    """The time of day is another, for driver and workers."""
+    """Changes the time of day for driver and workers."""
     offset_s = chance.choice((-86_400, -3_600, -7, 7, 3_600, 86_400))
     if not target.host.has_clock:
         return ""
@@ -131,24 +131,24 @@ def jump_clock(target: Target, chance: random.Random) -> str:
     return f"jump the clock to {offset_s:+,} s"
 
 
-LOCAL: tuple[tuple[Deed, int], ...] = ((kill_worker, 12), (pause_worker, 3), (kill_driver, 1))
-SPARK: tuple[tuple[Deed, int], ...] = ((kill_worker, 5), (kill_executor, 5), (pause_worker, 2), (kill_driver, 1))
-BED: tuple[tuple[Deed, int], ...] = ((kill_worker, 3), (kill_executor, 3), (cut_node, 3), (throttle_node, 2))
-HOST: tuple[tuple[Deed, int], ...] = (
+LOCAL: tuple[tuple[Fault, int], ...] = ((kill_worker, 12), (pause_worker, 3), (kill_driver, 1))
+SPARK: tuple[tuple[Fault, int], ...] = ((kill_worker, 5), (kill_executor, 5), (pause_worker, 2), (kill_driver, 1))
+BED: tuple[tuple[Fault, int], ...] = ((kill_worker, 3), (kill_executor, 3), (cut_node, 3), (throttle_node, 2))
+HOST: tuple[tuple[Fault, int], ...] = (
     (kill_worker, 3),
     (fill_disk, 3),
     (slow_disk, 2),
     (jump_clock, 3),
     (starve_worker, 2),
 )
-ARENAS: dict[str, tuple[tuple[Deed, int], ...]] = {"local": LOCAL, "spark": SPARK, "bed": BED, "host": HOST}
-"""By where a run is, what is done to it, and how often of all."""
+ARENAS: dict[str, tuple[tuple[Fault, int], ...]] = {"local": LOCAL, "spark": SPARK, "bed": BED, "host": HOST}
+"""By arena, the possible faults with their relative frequencies."""
 
 
-def draw(arena: str, chance: random.Random) -> Deed:
-    """The next deed."""
-    deeds = ARENAS[arena]
-    return chance.choices([deed for deed, _ in deeds], [weight for _, weight in deeds])[0]
+def draw(arena: str, chance: random.Random) -> Fault:
+    """Draws the next fault."""
+    faults = ARENAS[arena]
+    return chance.choices([fault for fault, _ in faults], [weight for _, weight in faults])[0]
 
 
 def executor_of(pid: int) -> int | None:

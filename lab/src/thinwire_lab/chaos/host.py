@@ -1,4 +1,4 @@
-"""A machine of its own for a bout: a small disk that can be full or slow, and a clock that can jump. Needs root."""
+"""A simulated machine for a trial: a small disk that can be full or slow, and a clock that can jump. Needs root."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ time_t time(time_t *now) {
     return exact.tv_sec;
 }
 """
-"""Stands between a process and the time of day, which it moves; what the machine's start is counted from stays."""
+"""Library that shifts a process's time of day; the monotonic clock is unchanged."""
 THROTTLES = "/sys/fs/cgroup/blkio"
 
 
 class Host:
-    """A disk in a file, mounted where runs write to, and a file that says what time it is; a context manager.
+    """A disk in a file, mounted where runs write, and a file with the clock's offset; a context manager.
 
     Args:
-        folder: an empty folder of the bout's; `disk` in it is the disk.
+        folder: an empty folder of the trial; `disk` in it is the mounted disk.
     """
 
     def __init__(self, folder: str) -> None:
@@ -75,7 +75,7 @@ class Host:
 
     @staticmethod
     def why_not() -> str | None:
-        """Why there can be none here; None where there can."""
+        """Why this machine cannot run it; None where it can."""
         missing = [name for name in ("mkfs.ext4", "mount", "umount") if shutil.which(name) is None]
         if os.geteuid() != 0:
             return "it mounts a disk, which needs root"
@@ -83,7 +83,7 @@ class Host:
 
     def __enter__(self) -> Host:
         if why := self.why_not():
-            raise ConfigError(f"a machine for chaos cannot be had: {why}")
+            raise ConfigError(f"the arena host cannot run here: {why}")
         os.makedirs(self.disk)
         self.set_clock(0)
         if shutil.which("cc") is not None:
@@ -101,13 +101,13 @@ class Host:
     ) -> None:
         _do("umount", "--lazy", self.disk)
         os.unlink(self._image)
-        with contextlib.suppress(OSError):  # somebody may still be in it
+        with contextlib.suppress(OSError):  # a process may still be in the group
             os.rmdir(self._cgroup)
 
     # -- the disk ---------------------------------------------------------------------------------------------------
 
     def fill(self) -> None:
-        """Leaves no byte free."""
+        """Fills the disk to the last byte."""
         with open(self._filler, "ab", buffering=0) as file:
             for size in (1 << 20, 1 << 12, 1):
                 with contextlib.suppress(OSError):
@@ -115,17 +115,17 @@ class Host:
                         file.write(bytes(size))
 
     def free(self) -> None:
-        """Undoes it."""
+        """Frees the disk."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._filler)
 
     @property
     def throttles(self) -> bool:
-        """Whether writes can be slowed down: through cgroups, in their first version."""
+        """Whether writes can be slowed down, which needs cgroups version 1."""
         return os.path.isdir(THROTTLES)
 
     def slow(self, bytes_per_s: int, pids: list[int]) -> None:
-        """Holds what these processes write to a rate; 0 lifts it."""
+        """Limits the rate at which these processes write; 0 removes the limit."""
         os.makedirs(self._cgroup, exist_ok=True)
         device = os.stat(self.disk).st_dev
         with open(os.path.join(self._cgroup, "blkio.throttle.write_bps_device"), "w") as file:
@@ -138,20 +138,21 @@ class Host:
 
     @property
     def has_clock(self) -> bool:
-        """Whether there is a compiler to make it with."""
+        """Whether the clock can be shifted, which needs a C compiler."""
         return os.path.exists(self._clock)
 
     def set_clock(self, offset_s: int) -> None:
-        """Moves the time of day, and leaves the time since the machine started as it is."""
+        """Shifts the time of day; the monotonic clock is unchanged."""
         with open(self._time, "r+b" if os.path.exists(self._time) else "wb", buffering=0) as file:
-            file.write(struct.pack("l", offset_s))  # in place: who has the file mapped sees it at once
+            # written in place, so that processes that map the file see it at once
+            file.write(struct.pack("l", offset_s))
 
     def environment(self) -> dict[str, str]:
-        """What processes are started with whose clock is to be moved."""
+        """Environment variables of processes whose clock is shifted."""
         return {"LD_PRELOAD": self._clock, "THINWIRE_CLOCK": self._time} if self.has_clock else {}
 
 
 def _do(*words: str) -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ConfigError(f"a machine for chaos cannot be had: {' '.join(words)}: {done.stderr.strip()[-300:]}")
+        raise ConfigError(f"the arena host cannot run here: {' '.join(words)} failed: {done.stderr.strip()[-300:]}")

@@ -1,4 +1,4 @@
-"""One run as `thinwire train` makes it, with deeds done to it, resumed where a deed ended it; and what it came to."""
+"""One run of `thinwire train` with injected faults, resumed where a fault ended it; and its report."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ from thinwire.checkpoint import CheckpointStore
 from thinwire.errors import CheckpointError, LostWorkersError, ThinwireError, WorkerError
 from thinwire_lab.chaos.faults import Target, draw
 
-LIMIT_S, LIMIT_A_DEED_S = 240.0, 15.0
-"""A bout that has not ended by then, and so much for each deed, hangs."""
+LIMIT_S, LIMIT_PER_FAULT_S = 240.0, 15.0
+"""A trial hangs if it takes longer than this limit, plus the second limit for each fault."""
 LEAVE_S = 60.0
-"""Workers of a driver that is gone end within this."""
+"""Workers must end within this time after their driver."""
 RESUMABLE = (-9, 137, LostWorkersError.exit_code)
-"""Exit codes after which a run is to be gone on with: its driver was killed, or all who held its model."""
+"""Exit codes after which a run is resumed: its driver was killed, or all workers that held its model."""
 EXCUSES = {"limit": WorkerError.exit_code, "fill": CheckpointError.exit_code}
-"""By what was done, how a run may end for it; it is gone on with."""
+"""By fault, the exit code that it explains; the run is then resumed."""
 POLL_S = 0.05
 
 
 @dataclass
 class Report:
-    """What a bout came to."""
+    """The result of a trial."""
 
     arena: str
     strategy: str
     seed: int
     placement: str = "whole"
     deeds: list[tuple[float, str]] = field(default_factory=list)
-    """Seconds since the beginning, and what was done."""
+    """Seconds since the beginning, and a description of each fault."""
     kills: int = 0
     resumed: int = 0
     lost: int = 0
-    """Workers that runs noticed to have lost."""
+    """Losses of workers that the runs noticed."""
     generations: int = 0
     longest_gap_s: float = 0.0
-    """Between two steps of a worker to which nothing was done."""
+    """Longest pause between two steps of a worker without faults."""
     seconds: float = 0.0
     rows: int = 0
     wrong: list[str] = field(default_factory=list)
-    """What must not have happened."""
+    """Violations of what must hold."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 class Trial:
-    """Plays one bout; the same seed does the same deeds, though what they hit depends on the clock."""
+    """Runs one trial. The same seed draws the same faults, although their effects depend on timing."""
 
     def __init__(
         self,
@@ -79,13 +79,13 @@ class Trial:
         self._touched: set[int] = set()
         self._rows: dict[int, int] = {}
         self._floors: dict[int, int] = {}
-        """Rows in the checkpoint that a run goes on from."""
+        """Rows in the checkpoint from which a run resumes."""
         self._pids: set[int] = set()
         self._excused: set[int] = set()
-        """Exit codes that something done to this run explains."""
+        """Exit codes that a fault of this run explains."""
 
     def play(self, *, every_s: float, most: int) -> Report:
-        """Runs until the run is complete, a deed now and then, `most` in all."""
+        """Runs until the run is complete, with up to `most` faults."""
         resume = False
         while True:
             self._excused.clear()
@@ -129,7 +129,7 @@ class Trial:
         while process.poll() is None:
             self._follow(target)
             now = time.monotonic()
-            limit_s = LIMIT_S + LIMIT_A_DEED_S * most
+            limit_s = LIMIT_S + LIMIT_PER_FAULT_S * most
             if now - self._began > limit_s:
                 self.report.wrong.append(f"not over after {limit_s:.0f} s; the log is {self._log}")
                 return 124
@@ -141,8 +141,8 @@ class Trial:
         return int(process.returncode)
 
     def _do(self, target: Target) -> None:
-        deed = draw(self.report.arena, self._chance)
-        done = deed(target, self._chance)
+        fault = draw(self.report.arena, self._chance)
+        done = fault(target, self._chance)
         if done:
             self.report.deeds.append((round(time.monotonic() - self._began, 2), done))
             self.report.kills += done.startswith("kill")
@@ -150,7 +150,7 @@ class Trial:
             self._touched |= {worker for worker in target.workers if f"worker {worker}" in done}
 
     def _follow(self, target: Target) -> None:
-        """Reads what the run has told since the last time."""
+        """Reads the run's new events."""
         path = f"{self._out}/events.jsonl"
         if not os.path.exists(path):
             return
@@ -160,7 +160,7 @@ class Trial:
                 if not line.endswith(b"\n"):
                     break
                 self._read += len(line)
-                with contextlib.suppress(ValueError):  # half a line, from before the disk was full
+                with contextlib.suppress(ValueError):  # an incomplete line, from when the disk was full
                     self._see(json.loads(line), target)
 
     def _see(self, event: dict[str, Any], target: Target) -> None:
@@ -189,7 +189,7 @@ class Trial:
             self.report.longest_gap_s = max(self.report.longest_gap_s, round(event["gap_s"], 3))
 
     def _await_workers(self) -> None:
-        """None of a run's workers may outlive it for long."""
+        """Checks that no worker of a run outlives it for long."""
         until = time.monotonic() + LEAVE_S
         left = self._left()
         while left and time.monotonic() < until:
@@ -208,7 +208,7 @@ class Trial:
         return CheckpointStore(f"{self._out}/checkpoints").manifests()
 
     def _kept_rows(self) -> dict[int, int]:
-        """By worker, what is in its part of the newest checkpoint."""
+        """By worker, the rows in its part of the newest checkpoint."""
         store = CheckpointStore(f"{self._out}/checkpoints")
         newest = store.latest()
         if newest is None:
@@ -227,7 +227,7 @@ class Trial:
             summary = json.load(found)
         self.report.rows = int(summary["rows"])
         whole_epochs = abs(summary["epochs"] - round(summary["epochs"])) <= 1e-9
-        grouped = self.report.placement != "whole"  # a step that its group did not end is made again
+        grouped = self.report.placement != "whole"  # a step that a broken group left unfinished is repeated
         if not summary["complete"] or not (whole_epochs or grouped):
             self.report.wrong.append(f"{summary['rows']} rows are {summary['epochs']} epochs: {summary['reason']}")
         store = CheckpointStore(f"{self._out}/checkpoints")
@@ -243,7 +243,7 @@ class Trial:
 
 
 def _thinwire(pid: int) -> bool:
-    """Whether a process lives that is not a zombie: its number may have gone to another by now."""
+    """Whether a process of thinwire or Spark lives under this ID, which may belong to another process by now."""
     try:
         with open(f"/proc/{pid}/stat") as found:
             state = found.read().rpartition(")")[2].split()[0]
@@ -255,7 +255,7 @@ def _thinwire(pid: int) -> bool:
 
 
 def raise_if_wrong(reports: list[Report]) -> None:
-    """Ends a command with what went wrong."""
+    """Raises an error for the first violation, if there is any."""
     wrong = [(report, what) for report in reports for what in report.wrong]
     if wrong:
         report, what = wrong[0]

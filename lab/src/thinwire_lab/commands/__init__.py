@@ -1,1 +1,1 @@
-"""The commands that this package adds to `thinwire`; the entry points in pyproject.toml name them."""
+"""The commands that this package adds to `thinwire`; entry points in pyproject.toml name them."""

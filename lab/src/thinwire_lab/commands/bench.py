@@ -1,4 +1,4 @@
-"""`thinwire bench`: a measured comparison, as a table and as JSON."""
+"""`thinwire bench`: runs a benchmark, and prints its result as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from thinwire_lab.bench.report import Report, Row, save
 
 SUITE = "suite"
 PRIORITY = -15
-"""Added niceness, where it is allowed: what else runs on the machine is not to be measured."""
+"""Added niceness, where it is allowed: reduces the effect of other programs on measurements."""
 
 
 FIGURES = "benchmarks/figures"
-"""In a checkout: scripts that draw what was measured."""
+"""Folder of a checkout with scripts that draw figures from results."""
 DRAWN = {"placement": "partitions", "table": "servers", "comparison": "comparison"}
 """By benchmark, the script that draws its result."""
 
@@ -40,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def bench(options: argparse.Namespace) -> int:
-    """Runs the benchmark that the options name, or all of them; returns the exit code."""
+    """Runs one benchmark or all of them; returns the exit code."""
     console = Console(stderr=True)
     with contextlib.suppress(OSError):
         os.nice(PRIORITY)  # both sides of every comparison inherit it
@@ -52,7 +52,7 @@ def bench(options: argparse.Namespace) -> int:
         except ThinwireError as error:
             if options.name != SUITE:
                 raise
-            failed += 1  # the others are not lost for it
+            failed += 1  # continue with the other benchmarks
             console.print(f"[red]bench {name}:[/] {error}", highlight=False)
     if options.name == SUITE and options.save:
         _draw(options.save, console)
@@ -79,7 +79,7 @@ def _one(name: str, options: argparse.Namespace, console: Console) -> None:
 
 
 def _draw(folder: str, console: Console) -> None:
-    """Draws the figures again, where this is a checkout and its own results were written."""
+    """Draws the figures again, in a checkout whose results were written."""
     if os.path.realpath(folder) != os.path.realpath("benchmarks/results") or not os.path.isdir(FIGURES):
         console.print("figures are drawn with --save benchmarks/results in a checkout", highlight=False)
         return

@@ -1,4 +1,4 @@
-"""`thinwire testbed schedules`: the protocol in virtual time, under what seeds make go wrong."""
+"""`thinwire testbed schedules`: runs the protocol in virtual time, with faults drawn from seeds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from thinwire_lab.schedules.many import MOST_SHOWN, Tally, play_all
 
 
 def schedules(options: argparse.Namespace) -> int:
-    """Plays schedules; one seed alone is told as it goes."""
+    """Runs schedules; prints the events of a single seed as they happen."""
     if options.strategy is not None and options.strategy not in MENU | JOINT:
         raise ConfigError(
             f"--strategy {options.strategy!r} is not on the menu. {nearest(options.strategy, MENU | JOINT)}"
@@ -56,14 +56,14 @@ def schedules(options: argparse.Namespace) -> int:
         _compare(Path(options.digests), tally.digests, console)
     if tally.failed:
         raise WorkerError(
-            f"{len(tally.failed)} of {tally.played} schedules broke what must hold; play the first again with\n  "
+            f"{len(tally.failed)} of {tally.played} schedules broke an invariant; run the first one again with\n  "
             f"{tally.failed[0].replay}"
         )
     return 0
 
 
 def _compare(file: Path, digests: dict[int, str], console: Console) -> None:
-    """Compares the digests of events with those of another tree; seeds that the file lacks are added to it."""
+    """Compares the digests of events with those of another tree; adds seeds that the file lacks."""
     before: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
     differ = sorted(seed for seed, digest in digests.items() if before.get(str(seed), digest) != digest)
     if differ:

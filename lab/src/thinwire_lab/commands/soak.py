@@ -1,4 +1,4 @@
-"""`thinwire testbed soak`: a long run in which a worker dies again and again, and what its processes come to hold."""
+"""`thinwire testbed soak`: a long run whose workers are killed repeatedly, and the resources of its processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from thinwire_lab.sparkbed import SparkBed
 
 
 def soak(options: argparse.Namespace) -> int:
-    """Runs a soak; fails where something grew, or rows are missing."""
+    """Runs a soak test; fails if a resource grew, or rows are missing."""
     for flag, given, known in (
         ("--arena", options.arena, PLACES),
         ("--strategy", options.strategy, tuple(STRATEGIES)),
@@ -30,10 +30,13 @@ def soak(options: argparse.Namespace) -> int:
         if given not in known:
             raise ConfigError(f"{flag} {given!r} is not known. {nearest(given, known)}")
     if options.minutes <= 0 or options.every <= 0:
-        raise ConfigError("--minutes and --every are not possible below 0; give how long, and how often one dies")
+        raise ConfigError(
+            f"--minutes {options.minutes:g} with --every {options.every:g} is not possible; give numbers above 0: the "
+            "length of the run, and the seconds between two deaths"
+        )
     why_not = SparkBed.why_not() if options.arena == "bed" else None
     if why_not is not None:
-        raise ConfigError(f"--arena bed cannot be had here: {why_not}; use --arena spark or local")
+        raise ConfigError(f"--arena bed cannot run here: {why_not}; use --arena spark or local")
     order = Order(
         minutes=options.minutes,
         every_s=options.every,
@@ -52,7 +55,7 @@ def soak(options: argparse.Namespace) -> int:
         def say(look: dict[str, Any]) -> None:
             told = f"{look['deaths']} deaths, driver {look['driver memory_mb']:.0f} MB"
             bar.update(task, completed=look["at_s"], told=told)
-            if options.out:  # one that is ended before its time has something to show for it
+            if options.out:  # keeps the measurements of a run that is stopped early
                 with open(os.path.join(options.out, "looks.jsonl"), "a") as file:
                     file.write(json.dumps(look) + "\n")
 

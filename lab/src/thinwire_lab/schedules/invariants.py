@@ -1,4 +1,4 @@
-"""What is watched while a schedule is played, and what must hold."""
+"""Observes a schedule while it runs, and checks invariants."""
 
 from __future__ import annotations
 
@@ -24,48 +24,48 @@ from thinwire.protocol.observation import (
 )
 
 PLACES, PERIOD = 512, 2
-"""Steps that are marked, and the most between two rounds of the strategies whose steps are looked for."""
+"""Number of steps that are marked, and the largest period of the strategies whose steps are checked."""
 LAST_SEEN = 64
 Owner = tuple[int, int]
 """A worker and its attempt."""
 
 
 class BrokenInvariantError(AssertionError):
-    """Something happened that must not, whatever goes wrong."""
+    """An invariant is violated: something happened that must not happen under any faults."""
 
 
 class InvariantChecker:
-    """Sees every step, landing and hand-over of one run."""
+    """Observes every step, landing and state transfer of one run."""
 
     def __init__(self, time: VirtualTime, *, ledger: str, group_size: int = 1) -> None:
         self.time, self._statistics, self._group_size = time, ledger, group_size
         self.steps: dict[Owner, list[tuple[tuple[int, int], int]]] = {}
-        """By worker and attempt, the positions of its steps and their rows."""
+        """By owner, the positions of its steps and their rows."""
         self.places: dict[tuple[int, int, int], int] = {}
         """By worker, attempt and step, the place of its mark."""
         self._stepped_at: dict[Owner, list[float]] = {}
-        """By worker and attempt, when it began each step."""
+        """By owner, the time at which it began each step."""
         self._broken_at: list[float] = []
-        """When a group lost a worker, or members saw that it had."""
+        """Times at which a group lost a worker, or members noticed that."""
         self._held: dict[tuple[int, int, str, int], tuple[str, Owner]] = {}
-        """By generation, rounds landed, kind and lane, the joint model's digest and who had it first."""
+        """By generation, rounds landed, kind and lane: the joint model's digest, and the first owner that had it."""
         self._final: dict[Owner, str] = {}
-        """By worker and attempt, the digest of the joint model that its run ended on."""
+        """By owner, the digest of the joint model at the end of its run."""
         self._alone: dict[Owner, int] = {}
-        """By worker and attempt whose replica is the joint model, the last generation in which it was alone. It is no
-        longer so once the worker has put its replica in, however many generations have formed since."""
+        """By owner whose replica is the joint model, the last generation in which it was alone. The entry ends once the
+        worker has put its replica into the joint model, even several generations later."""
         self._before: dict[Owner, Tensor] = {}
-        """By worker and attempt, the ledger as it was last seen in its joint model."""
+        """By owner, the ledger in its joint model at the last observation."""
         self._heard: dict[int, int] = {}
-        """By worker, the rows that the coordinator has heard of."""
+        """By worker, the rows that it has reported to the coordinator."""
 
     def owner(self) -> Owner:
-        """The worker whose code runs now."""
+        """The worker and attempt whose code runs now."""
         found: Any = self.time.current.owner
         return int(found[0]), int(found[1])
 
     def stepped(self, owner: Owner, position: tuple[int, int], rows: int) -> int | None:
-        """Notes a step; returns its place."""
+        """Records a step; returns the place of its mark, or None if all places are taken."""
         done = self.steps.setdefault(owner, [])
         done.append((position, rows))
         self._stepped_at.setdefault(owner, []).append(self.time.now())
@@ -76,10 +76,10 @@ class InvariantChecker:
     # -- observing --------------------------------------------------------------------------------------------------
 
     def observe(self, seen: Observation) -> None:
-        """Checks what must hold at each moment that the engine shows; see `thinwire.protocol.observation`."""
+        """Checks the invariants of one observation; see `thinwire.protocol.observation`."""
         with torch.no_grad():
             match seen:
-                case Opened():  # perhaps anew from a checkpoint: generations, rounds and rows are counted from there
+                case Opened():  # a resumed run counts generations, rounds and rows from its checkpoint
                     self._held.clear()
                     self._heard.clear()
                     self._final.clear()
@@ -119,7 +119,7 @@ class InvariantChecker:
             self._counted_once(seen.model)
 
     def _rows_heard(self, seen: Heard) -> None:
-        """A worker's successor goes on where the coordinator last heard of it, and never behind."""
+        """Checks that a worker's successor continues where the coordinator last heard of the worker, not before."""
         before = self._heard.get(seen.worker, 0)
         if seen.rows < before:
             raise BrokenInvariantError(
@@ -128,7 +128,7 @@ class InvariantChecker:
         self._heard[seen.worker] = seen.rows
 
     def _compare(self, kind: str, generation: int, landed: int, values: Tensor | None) -> None:
-        """Live workers of a generation that have landed as many rounds hold the same joint model."""
+        """Checks that live workers of a generation with equally many landed rounds hold the same joint model."""
         if values is None:
             return
         owner, digest = self.owner(), _digest(values)
@@ -141,7 +141,7 @@ class InvariantChecker:
             )
 
     def _counted_once(self, model: Tensor) -> None:
-        """Under plain averaging a step's share is in the joint model once, and never changes again."""
+        """Checks, for plain averaging, that a step's share enters the joint model once and does not change later."""
         now, before = model.clone(), self._before.get(self.owner())
         self._before[self.owner()] = now
         if before is None:
@@ -152,17 +152,18 @@ class InvariantChecker:
 
     @staticmethod
     def _continues(before: Tensor, now: Tensor) -> bool:
-        """Whether the one came of the other; a worker that took an older model over begins another line."""
+        """Whether one state followed from the other. A worker that took an older model over starts from that model."""
         return bool(((before != 0) & (now == 0)).sum() == 0)
 
     def _may_be_torn(self, place: int) -> bool:
-        """Whether a step is of a round during which a group broke: some of its members may have contributed by then.
+        """Whether a step belongs to a round during which a group broke: some of its members may already have
+        contributed.
 
-        The parts of other groups' steps in that round differ as well, since fewer share it.
+        The shares of other groups' steps in that round differ as well, because fewer groups share the round.
         """
         worker, attempt, step = next(mark for mark, where in self.places.items() if where == place)
         times = self._stepped_at[worker, attempt]
-        made = (bisect.bisect(times, broken) for broken in self._broken_at)  # steps begun by then
+        made = (bisect.bisect(times, broken) for broken in self._broken_at)  # numbers of steps begun before each break
         return any(abs(count - 1 - step) <= PERIOD for count in made)
 
     def _whose(self, places: list[int]) -> str:
@@ -172,11 +173,11 @@ class InvariantChecker:
     # -- afterwards -------------------------------------------------------------------------------------------------
 
     def check_rows(self, summary: dict[str, Any], per_worker: dict[int, int], epochs: int) -> None:
-        """Every row of every epoch was trained on; none was left out between a worker and its successor."""
+        """Checks that every row of every epoch was trained on, across all successors of a worker."""
         if not summary["complete"]:
             return
         wanted = sum(per_worker.values()) * epochs
-        grouped = self._group_size > 1  # a step that its group did not end is made again
+        grouped = self._group_size > 1  # a step that a broken group left unfinished is repeated
         if summary["rows"] < wanted or (summary["rows"] > wanted and not grouped):
             raise BrokenInvariantError(f"the summary says {summary['rows']} rows, and {wanted} are {epochs} epochs")
         for worker, rows in per_worker.items():
@@ -192,7 +193,7 @@ class InvariantChecker:
                 )
 
     def check_end(self, lost: set[Owner]) -> None:
-        """Those who saw the run to its end ended on the same model."""
+        """Checks that all workers that were not lost ended with the same model."""
         ends = {owner: digest for owner, digest in self._final.items() if owner not in lost}
         for lane in range(self._group_size):
             alike = {owner: digest for owner, digest in ends.items() if owner[0] % self._group_size == lane}
@@ -200,7 +201,7 @@ class InvariantChecker:
                 raise BrokenInvariantError(f"workers ended on different models: {alike}")
 
     def check_model(self, model: Tensor) -> None:
-        """What the finished model holds of each step."""
+        """Checks how often the finished model contains each step."""
         if self._statistics == "none":
             return
         parts = torch.chunk(model, self._group_size)

@@ -1,4 +1,4 @@
-"""Many schedules, on all processors: how many passed, which did not, and the command that plays each of those again."""
+"""Runs many schedules on all processors: counts outcomes, and gives the commands to run failed ones again."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from thinwire_lab.schedules.play import Verdict, play
 
 MOST_SHOWN = 20
 SLICE = 20
-"""Schedules that a process is given at once."""
+"""Schedules that a process gets at once."""
 
 
 @dataclass
 class Tally:
-    """What schedules came to."""
+    """The results of schedules."""
 
     played: int = 0
     seconds: float = 0.0
-    """Of real time."""
+    """Seconds of real time."""
     virtual_s: float = 0.0
     lost: int = 0
-    """Workers, in all."""
+    """Lost workers in all schedules."""
     outcomes: collections.Counter[str] = field(default_factory=collections.Counter)
     strategies: collections.Counter[str] = field(default_factory=collections.Counter)
     failed: list[Verdict] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Tally:
 
 
 def play_all(seeds: range, jobs: int, only: str | None = None, told: Callable[[Tally], None] = lambda t: None) -> Tally:
-    """Plays the schedules of these seeds in so many processes."""
+    """Runs the schedules of these seeds in a number of processes."""
     tally, began = Tally(), time.monotonic()
     for verdict in _verdicts(seeds, jobs, only):
         tally.add(verdict)
@@ -79,7 +79,7 @@ def _verdicts(seeds: range, jobs: int, only: str | None) -> Iterator[Verdict]:
 
 
 def _settle(places: Any) -> None:
-    """Keeps this process on one core: of its threads one runs at a time, and to wake it elsewhere takes longer."""
+    """Pins this process to one core: one of its threads runs at a time, and waking it on another core takes longer."""
     with places.get_lock():
         place = next((index for index, pid in enumerate(places) if not pid or not _lives(pid)), 0)
         places[place] = os.getpid()

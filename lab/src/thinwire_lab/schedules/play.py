@@ -1,4 +1,4 @@
-"""One schedule, played: the real session, coordinator, workers, exchange and checkpoints on a virtual clock."""
+"""Runs one schedule: the real session, coordinator, workers, exchange and checkpoints on a virtual clock."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from thinwire.protocol.deadlines import Deadlines
 from thinwire.protocol.identifiers import FINAL
 from thinwire_lab.schedules.draw import EPOCHS, JOINT, MENU, STEP_S, Schedule
 from thinwire_lab.schedules.invariants import BrokenInvariantError, InvariantChecker
-from thinwire_lab.schedules.tokens import Ledger, TokenPart, TokenReplica, loss
+from thinwire_lab.schedules.ledger import Ledger, LedgerPart, LedgerReplica, loss
 
 ROWS, BATCH = 16, 4
-"""Of one worker, and of one step."""
+"""Rows of one worker, and rows of one step."""
 PATIENCE_S = 120.0
-"""A run ends so long after the last fault is over; undisturbed it takes four seconds."""
+"""Time limit of a run, after the end of the last fault; an undisturbed run takes four seconds."""
 DEADLINES = Deadlines(
     start_s=10.0,
     gather_s=2.0,
@@ -46,28 +46,28 @@ DEADLINES = Deadlines(
     conclude_s=60.0,
 )
 LEDGERS = {"sparknet": "shares", "table, eventual": "ones", "table, bounded": "ones", "table on the driver": "ones"}
-"""Where the finished model tells how often each step counts."""
+"""Strategies whose finished model shows how often each step counts, and how."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a schedule."""
+    """The result of a schedule."""
 
     seed: int
     name: str
     ok: bool
     what: str
-    """"complete", "incomplete", "lost", "diverged", or what must not have happened."""
+    """"complete", "incomplete", "lost", "diverged", or the violated invariant."""
     seconds: float
-    """Of virtual time."""
+    """Seconds of virtual time."""
     lost: int
     generations: int
     digest: str
-    """Of all events and what the run came to: equal for two trees whose protocol does the same."""
+    """Digest of all events and of the result: equal for two versions of the code with the same behaviour."""
 
     @property
     def replay(self) -> str:
-        """The command that plays it again."""
+        """The command that runs the schedule again."""
         return f"thinwire testbed schedules --seeds {self.seed}"
 
 
@@ -86,44 +86,44 @@ class _Site:
         self._schedule = schedule
         self.made = self.cluster.site(None)
         ledger = LEDGERS.get(schedule.name, "none")
-        self.witness = InvariantChecker(self.made.time, ledger=ledger, group_size=schedule.group_size)
+        self.checker = InvariantChecker(self.made.time, ledger=ledger, group_size=schedule.group_size)
         self.made.replica = self._replica
         self.made.part = self._part
-        self.made.observe = self.witness.observe
+        self.made.observe = self.checker.observe
         self.made.time.at(schedule.calm_at + PATIENCE_S, self._late)
 
     def site(self, data: Any) -> Any:
         return self.made
 
-    def _replica(self, model: Any, spec: Any, worker: int = 0) -> TokenReplica:
-        made = TokenReplica(self.witness, model, spec, worker, step_s=STEP_S, spread=self._schedule.spread)
-        found: TokenReplica = self.made.flaws.around(worker, made)
+    def _replica(self, model: Any, spec: Any, worker: int = 0) -> LedgerReplica:
+        made = LedgerReplica(self.checker, model, spec, worker, step_s=STEP_S, spread=self._schedule.spread)
+        found: LedgerReplica = self.made.nan_injection.around(worker, made)
         return found
 
-    def _part(self, placement: Any, model: Any, spec: Any, worker: int, *, crew: Any, **given: Any) -> TokenPart:
-        made = TokenPart(self.witness, spec, worker, crew, step_s=STEP_S, spread=self._schedule.spread)
-        found: TokenPart = self.made.flaws.around(worker, made)
+    def _part(self, placement: Any, model: Any, spec: Any, worker: int, *, crew: Any, **given: Any) -> LedgerPart:
+        made = LedgerPart(self.checker, spec, worker, crew, step_s=STEP_S, spread=self._schedule.spread)
+        found: LedgerPart = self.made.nan_injection.around(worker, made)
         return found
 
     def _late(self) -> None:
-        raise BrokenInvariantError(f"it still goes on {PATIENCE_S:.0f} s after the last fault was over")
+        raise BrokenInvariantError(f"the run had not ended {PATIENCE_S:.0f} s after the last fault")
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Warnings of deaths that are meant would be most of what a season prints."""
+    """Suppresses warnings about intended failures, which would otherwise fill the output."""
     logger = logging.getLogger("thinwire")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # a slow store's, too
+        with contextlib.redirect_stderr(io.StringIO()):  # includes warnings about a slow store
             yield
     finally:
         logger.setLevel(level)
 
 
 def play(schedule: Schedule, callbacks: Any = ()) -> Verdict:
-    """Plays a schedule and judges it."""
+    """Runs a schedule and checks its result."""
     torch.set_num_threads(1)
     site = _Site(schedule)
     ended: dict[str, Any] = {}
@@ -139,17 +139,17 @@ def play(schedule: Schedule, callbacks: Any = ()) -> Verdict:
         elif event.kind == "worker_joined":
             gone.discard((event.worker, event.attempt))
 
-    folder = "/dev/shm" if os.path.isdir("/dev/shm") else None  # a disk would be the slowest part
+    folder = "/dev/shm" if os.path.isdir("/dev/shm") else None  # memory, since a disk would be the slowest part
     with _quiet(), tempfile.TemporaryDirectory(prefix="thinwire-schedule-", dir=folder) as out:
         try:
             what = _run(schedule, site, out, [see, *callbacks])
-            site.witness.check_end(gone)
+            site.checker.check_end(gone)
             ok = True
         except BrokenInvariantError as error:
             ok, what = False, str(error)
         except LostWorkersError as error:
             ok, what = schedule.harsh, "lost" if schedule.harsh else f"LostWorkersError: {error}"
-        except DivergedError as error:  # no replica was left that another could start again from
+        except DivergedError as error:  # no finite replica was left
             ok = any(fault.kind == "nan" for fault in schedule.faults) and "worker " in str(error)
             what = "diverged" if ok else f"DivergedError: {error}"
         except ThinwireError as error:
@@ -193,11 +193,11 @@ def _run(schedule: Schedule, site: _Site, out: str, callbacks: list[Any]) -> str
         callbacks=callbacks,
         progress=False,
     )
-    site.witness.check_rows(result.summary, dict.fromkeys(range(schedule.workers), ROWS), EPOCHS)
-    site.witness.check_model(result.model.state_dict()["values"])
+    site.checker.check_rows(result.summary, dict.fromkeys(range(schedule.workers), ROWS), EPOCHS)
+    site.checker.check_model(result.model.state_dict()["values"])
     last = str(result.summary["checkpoint"])
     if not last.endswith(FINAL) and result.summary["unsaved"] is None:
-        raise BrokenInvariantError(f"its last checkpoint is {last}, and nobody said why")
+        raise BrokenInvariantError(f"the last checkpoint is {last}, and the summary gives no reason")
     complete, lacking = result.summary["complete"], set(result.summary["lacking"])
     if not complete and not schedule.harsh and not (lacking and lacking <= schedule.unawaited):
         raise BrokenInvariantError(f"not complete: {result.summary['reason']}")
@@ -213,7 +213,7 @@ def _adam(parameters: Any) -> torch.optim.Optimizer:
 
 
 def _check_checkpoints(out: str) -> None:
-    """Every checkpoint that is listed is whole and finite, and the one the summary names is listed."""
+    """Checks that every listed checkpoint is whole and finite, and has a joint model."""
     store = CheckpointStore(f"{out}/checkpoints")
     for manifest in store.manifests():
         for part in manifest.parts:

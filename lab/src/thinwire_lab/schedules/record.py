@@ -1,4 +1,4 @@
-"""What schedules came to, slice by slice, in one file: a hundred thousand are played in pieces that fit a night."""
+"""Accumulates results of schedules in one file, slice by slice, so that many seeds can run in several sessions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ MOST_FAILED = 100
 
 
 def add(path: str, seeds: range, told: dict[str, Any], about: dict[str, Any]) -> dict[str, Any]:
-    """Adds a slice to a file, and returns all that is in it now; `about` is of the last slice.
+    """Adds a slice to a file, and returns the file's content; `about` describes the last slice.
 
     Raises:
-        ConfigError: Some of the seeds are in it already.
+        ConfigError: The file already has some of the seeds.
     """
     kept = check(path, seeds)
     kept["seeds"] = _joined([*kept["seeds"], [seeds.start, seeds.stop]])
@@ -33,15 +33,15 @@ def add(path: str, seeds: range, told: dict[str, Any], about: dict[str, Any]) ->
 
 
 def check(path: str, seeds: range) -> dict[str, Any]:
-    """What a file has, none of these seeds among it.
+    """The content of a file that has none of these seeds.
 
     Raises:
-        ConfigError: Some of the seeds are in it already.
+        ConfigError: The file already has some of the seeds.
     """
     kept = _read(path)
     for first, end in kept["seeds"]:
         if seeds.start < end and first < seeds.stop:
-            raise ConfigError(f"{path} has seeds {first}:{end} already; give others, or another file")
+            raise ConfigError(f"{path} has seeds {first}:{end} already; give other seeds, or another file")
     return kept
 
 
@@ -54,7 +54,7 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def _joined(slices: list[list[int]]) -> list[list[int]]:
-    """Neighbours as one.
+    """Joins adjacent slices.
 
     >>> _joined([[10, 20], [0, 10], [30, 40]])
     [[0, 20], [30, 40]]

@@ -1,4 +1,4 @@
-"""A long run in which a worker dies again and again: the speed it keeps, and what its processes come to hold."""
+"""Soak test: a long run whose workers are killed repeatedly; measures its speed and the resources of its processes."""
 
 from thinwire_lab.soak.judge import Soaked, judge
 from thinwire_lab.soak.order import Order, run

@@ -1,7 +1,8 @@
-"""The driver program of a soak: `python -m thinwire_lab.soak.drive`, its order on stdin, a line of JSON a look.
+"""The driver program of a soak test: `python -m thinwire_lab.soak.drive`, with options on stdin, measurements on
+stdout.
 
-One fit on four workers. A thread kills them in turn, and looks at what everyone holds. What is found, and the rows that
-the run tells of, are written to stdout as they come and not kept here: this process is one of those looked at.
+One fit on four workers. A thread kills workers in turn and measures the resources of processes. Measurements and the
+run's rows are written to stdout immediately and not kept, because this process is measured too.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from thinwire_lab.soak import gauges
 from thinwire_lab.soak.order import Order
 
 ROWS, BATCH = 1797, 8
-"""The digits that come with thinwire; what a worker takes in a step."""
+"""Rows of the built-in digits, and rows of a worker's step."""
 
 
 class Paced(nn.Module):
@@ -47,13 +48,13 @@ class Paced(nn.Module):
 
 
 def paced(step_s: float) -> nn.Module:
-    """The network, the same on all workers."""
+    """The network, with the same parameters on all workers."""
     torch.manual_seed(0)
     return Paced(step_s)
 
 
-class Hand:
-    """Kills workers in turn, and looks at everyone now and then, while the run goes on."""
+class FaultInjector:
+    """Kills workers in turn and takes measurements while the run goes on."""
 
     def __init__(self, order: Order, session: Any) -> None:
         self._order, self._session = order, session
@@ -92,7 +93,7 @@ class Hand:
                 self._look(now)
                 looking = now + order.look_s
             if dying <= now < order.seconds and self._kill(now):
-                dying = max(dying, now - order.every_s / 2) + order.every_s  # not two at once for one that was late
+                dying = max(dying, now - order.every_s / 2) + order.every_s  # a late kill delays the next one
 
     def _kill(self, now: float) -> bool:
         number = len(self.deaths)
@@ -102,7 +103,7 @@ class Hand:
         whole = self._order.executors and number % self._order.executors == self._order.executors - 1
         found = executor_of(pid) if pid is not None and whole else pid
         if found is None:
-            return False  # it has not come back yet
+            return False  # the worker has not rejoined yet
         with contextlib.suppress(ProcessLookupError):
             os.kill(found, signal.SIGKILL)
             self.deaths.append({"at_s": round(now, 1), "worker": victim, "executor": bool(whole)})
@@ -119,20 +120,20 @@ class Hand:
             if executor is not None:
                 held["executor"] = gauges.of_process(executor)
         if self._session is not None:
-            with contextlib.suppress(Exception):  # a session that is being stopped has nothing to tell
+            with contextlib.suppress(Exception):  # the session may be stopping
                 held["spark"] = gauges.of_spark(self._session)
         flat = {f"{who} {what}": value for who, each in held.items() for what, value in each.items()}
         say({"look": {"at_s": round(now, 1), "deaths": len(self.deaths), **flat}})
 
 
 def say(found: dict[str, Any]) -> None:
-    """One line of stdout, whole also where two threads write."""
+    """Prints one line of JSON, which threads do not interleave."""
     sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()
 
 
 def main() -> None:
-    """Runs the order that stdin gives."""
+    """Runs the soak test that stdin describes."""
     order = Order(**json.loads(sys.stdin.readline()))
     session = None
     where: Any = tw.Local(workers=order.workers, max_restarts=1_000_000)
@@ -142,7 +143,7 @@ def main() -> None:
         inside = f"local-cluster[{order.workers},{order.slots},1024]"
         session = start_session(os.environ.get("THINWIRE_MASTER", inside), order.workers)
         where = tw.Spark(session=session, workers=order.workers)
-    hand = Hand(order, session)
+    injector = FaultInjector(order, session)
     epoch_s = ROWS / order.workers / BATCH * order.step_s
     result = tw.fit(
         functools.partial(paced, order.step_s),
@@ -154,11 +155,11 @@ def main() -> None:
         optimizer=functools.partial(torch.optim.SGD, lr=0.01),
         batch_size=BATCH,
         epochs=max(1, round(order.seconds / epoch_s)),
-        callbacks=[hand.see],
+        callbacks=[injector.see],
         progress=False,
     )
-    hand.end()
-    say({"deaths": hand.deaths, "summary": result.summary, "order": dataclasses.asdict(order)})
+    injector.end()
+    say({"deaths": injector.deaths, "summary": result.summary, "order": dataclasses.asdict(order)})
     if session is not None:
         session.stop()
 

@@ -1,4 +1,4 @@
-"""What processes hold: memory, descriptors, threads, files, shared memory, Spark's blocks."""
+"""Resources of processes: memory, descriptors, threads, files, shared memory, Spark's blocks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 SHARED = "/dev/shm"
 BLOCKS = "blockmgr-"
-"""How Spark names the folder of a block manager."""
+"""Prefix of the folders of Spark's block managers."""
 
 
 def of_process(pid: int) -> dict[str, float]:
-    """Memory that is its own in MB, descriptors and threads; nothing where it is gone."""
+    """Private memory in MB, descriptors and threads of a process; empty if it has ended."""
     try:
         with open(f"/proc/{pid}/status") as found:
             lines = dict(line.split(":", 1) for line in found if ":" in line)
@@ -26,20 +26,20 @@ def of_process(pid: int) -> dict[str, float]:
 
 
 def of_machine(before: frozenset[str]) -> dict[str, float]:
-    """Temporary files that there are now, and pieces of shared memory that were not there before."""
+    """Number of temporary files, and of shared memory segments that are not in `before`."""
     return {"files": files(tempfile.gettempdir()), "shared": len(shared() - before)}
 
 
 def shared() -> frozenset[str]:
-    """Names in the folder for shared memory, but for what schedules keep there."""
+    """Names of shared memory segments, except folders of schedules."""
     names = os.listdir(SHARED) if os.path.isdir(SHARED) else []
     return frozenset(name for name in names if not name.startswith("thinwire-schedule-"))
 
 
 def files(folder: str) -> int:
-    """Files and folders below a folder, but for what Spark keeps of executors that are gone: logs, and empty folders.
+    """Counts files and folders below a folder, except logs and empty folders that Spark keeps of lost executors.
 
-    Those of their block managers are cleared when the application ends, and count by the files that are in them.
+    Folders of block managers are removed when the application ends; only the files in them count.
     """
     count = 0
     for path, folders, names in os.walk(folder):
@@ -51,7 +51,7 @@ def files(folder: str) -> int:
 
 
 def of_spark(session: Any) -> dict[str, float]:
-    """The driver's live heap, blocks on driver and executors in MB, files that broadcasts left, rows that are kept."""
+    """The driver's live heap and all blocks in MB, files left by broadcasts, and persisted RDDs."""
     context = session.sparkContext
     jvm, scala = context._jvm, context._jsc.sc()
     jvm.System.gc()

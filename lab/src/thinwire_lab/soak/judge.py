@@ -1,4 +1,4 @@
-"""What a soak came to: the share of its speed that it kept, and what grew while workers died."""
+"""Results of a soak test: the share of speed that the run kept, and the growth of resources."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 SETTLED = 0.2
-"""Of the time with deaths: what is reached by then is what is to stay."""
+"""Share of the time with deaths after which resources must not grow any more."""
 ALLOWED = {"memory_mb": 24.0, "heap_mb": 24.0, "blocks_mb": 8.0}
-"""Growth that counts as flat, in MB; of everything else this many:"""
+"""Growth in MB that is allowed; for other resources this number:"""
 ALLOWED_COUNT = 6.0
-TOLD = ("rows", "workers_lost", "generations", "rounds", "val_loss", "reason")
+SUMMARY_KEYS = ("rows", "workers_lost", "generations", "rounds", "val_loss", "reason")
 
 
 @dataclass
 class Grown:
-    """One gauge, early and late."""
+    """One resource, early and late."""
 
     early: float
     late: float
@@ -30,19 +30,19 @@ class Grown:
 
 @dataclass
 class Soaked:
-    """What a soak came to."""
+    """The result of a soak test."""
 
     minutes: float
     deaths: int
     goodput: float
-    """Rows a second that counted while workers died, over those before."""
+    """Rows a second that count while workers are killed, relative to the time before."""
     complete: bool
     gauges: dict[str, Grown] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
 
     @property
     def wrong(self) -> list[str]:
-        """What must not be."""
+        """Violations."""
         grown = [
             f"{name} grew from {each.early:,.0f} to {each.late:,.0f}"
             for name, each in self.gauges.items()
@@ -55,7 +55,7 @@ class Soaked:
 
 
 def judge(found: dict[str, Any]) -> Soaked:
-    """Judges what `run` found."""
+    """The result of the measurements of `run`."""
     order = found["order"]
     quiet, end = order["quiet_s"], order["quiet_s"] + 60.0 * order["minutes"]
     done = Done(found["rows"])
@@ -67,12 +67,12 @@ def judge(found: dict[str, Any]) -> Soaked:
         goodput=round(during / before, 4) if before else 0.0,
         complete=bool(found["summary"]["complete"]),
         gauges=grown([look for look in found["looks"] if quiet <= look["at_s"] <= end]),
-        summary={name: found["summary"][name] for name in TOLD},
+        summary={name: found["summary"][name] for name in SUMMARY_KEYS},
     )
 
 
 def grown(looks: list[dict[str, Any]]) -> dict[str, Grown]:
-    """Every gauge, by its median soon after the beginning and at the end.
+    """The growth of each resource, from its median soon after the beginning to its median at the end.
 
     >>> [each.flat for each in grown([{"at_s": i, "deaths": i, "driver threads": 5 + i} for i in range(40)]).values()]
     [False]
@@ -92,7 +92,7 @@ def grown(looks: list[dict[str, Any]]) -> dict[str, Grown]:
 
 
 class Done:
-    """Rows that count, by time: of each worker what it last told, less what a death took back.
+    """Rows that count, by time: each worker's last report, without rows that a death has undone.
 
     >>> Done([(0.0, 0, 0), (10.0, 0, 100), (0.0, 1, 0), (10.0, 1, 50)]).at(5.0)
     75.0
@@ -106,7 +106,7 @@ class Done:
             self._rows.setdefault(worker, []).append(rows)
 
     def at(self, seconds: float) -> float:
-        """Between two reports, in proportion."""
+        """Rows at a time, interpolated between reports."""
         total = 0.0
         for worker, times in self._times.items():
             rows, i = self._rows[worker], bisect.bisect_right(times, seconds)

@@ -1,4 +1,4 @@
-"""What is to be run, and how it is started: a driver program of its own, here or on a testbed's first node."""
+"""The options of a soak test, and its start: a driver program of its own, here or on a testbed's first node."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ PLACES = ("bed", "spark", "local")
 
 @dataclass(frozen=True)
 class Order:
-    """A soak.
+    """The options of a soak test.
 
     Args:
-        minutes: with deaths.
-        quiet_s: seconds before, without any.
-        every_s: between two deaths.
-        place: "bed", Spark on an emulated network (as root); "spark", a local-cluster of executors; "local".
-        workers: how many.
-        spare: workers, the last ones, to whom nothing is done, so that what they hold can be watched.
-        executors: every so many deaths are an executor's, with its worker; 0 for none.
-        step_s: how long a step takes.
+        minutes: length of the time with deaths.
+        quiet_s: seconds without deaths before that.
+        every_s: seconds between two deaths.
+        place: "bed", Spark on an emulated network (needs root); "spark", a local-cluster of executors; "local".
+        workers: number of workers.
+        spare: number of workers, the last ones, that are never killed, so that their resources can be measured.
+        executors: period of deaths that kill an executor with its worker; 0 for none.
+        step_s: seconds of a step.
         exchange: "auto", "mesh" or "spark".
     """
 
@@ -51,15 +51,15 @@ class Order:
 
     @property
     def slots(self) -> int:
-        """Of each executor: an exchange by Spark's jobs needs one beside the worker's."""
+        """Slots of each executor: an exchange by Spark's jobs needs one beside the worker's."""
         return 2 if self.exchange == "spark" else 1
 
 
 def run(order: Order, say: Callable[[dict[str, Any]], None] = lambda line: None) -> dict[str, Any]:
-    """Runs it to its end; `say` hears of every look at it.
+    """Runs the soak test to its end; `say` gets every measurement.
 
     Raises:
-        WorkerError: The run failed; what it wrote last is in the message.
+        WorkerError: The run failed; the message has its last output.
     """
     slots = order.slots
     argv = [sys.executable, "-W", "ignore", "-m", "thinwire_lab.soak.drive"]
@@ -96,5 +96,5 @@ def run(order: Order, say: Callable[[dict[str, Any]], None] = lambda line: None)
         code = process.wait(60)
         if code or "summary" not in found:
             log.seek(0)
-            raise WorkerError(f"the soak ended with exit code {code}; the last that it wrote: {log.read()[-3000:]}")
+            raise WorkerError(f"the soak ended with exit code {code}; its last output: {log.read()[-3000:]}")
     return found

@@ -1,4 +1,4 @@
-"""A cluster that is not there: real strategies, real gradients and the real exchange, in virtual time."""
+"""A simulated cluster: real strategies, real gradients and the real exchange, in virtual time."""
 
 from thinwire.cluster.simulated.cluster import Fault, Simulated
 

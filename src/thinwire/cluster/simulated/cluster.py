@@ -13,10 +13,10 @@ from typing import Any, Literal, get_args
 from thinwire.cluster.base import Dealt, DriverData, Entry, Expected
 from thinwire.cluster.simulated.fault_injection import FaultInjection
 from thinwire.cluster.simulated.fibers import VirtualTime
-from thinwire.cluster.simulated.flaws import Flaws, Spell
 from thinwire.cluster.simulated.gradient_batching import GradientBatcher
-from thinwire.cluster.simulated.links import Ether, EtherHub
-from thinwire.cluster.simulated.meetings import Meetings
+from thinwire.cluster.simulated.group_transport import GroupTransport
+from thinwire.cluster.simulated.links import SimulatedHub, SimulatedWire
+from thinwire.cluster.simulated.nan_injection import NanFault, NanInjection
 from thinwire.cluster.simulated.network import Network
 from thinwire.cluster.simulated.steps import StepTimes
 from thinwire.coordinator.ports import Exit
@@ -32,28 +32,30 @@ from thinwire.units import rate_bytes
 from thinwire.values import check_fields, number, optional, truth, whole
 
 TASK_S = 0.5
-"""After so long Spark runs a task again that failed."""
+"""Seconds after which Spark runs a failed task again."""
 STORES = ("checkpoint", "commit")
-"""What executors are called that write: a worker's and the driver's."""
+"""Names of the executors that write checkpoints: a worker's and the driver's."""
 Kind = Literal["kill", "pause", "cut", "link", "lose", "repeat", "shuffle", "part", "twin", "nan"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Something that goes wrong at a moment of a simulated run.
+    """A fault at a moment of a simulated run.
 
     Args:
-        at_s: the moment.
-        kind: "kill" ends a worker, "pause" stops it as SIGSTOP does, "cut" takes its machine off the network; "link"
-            changes the speed of every machine's link. "lose", "repeat" and "shuffle" drop, repeat or hold up a share of
-            the worker's messages; "part" loses all between two workers; "twin" starts another attempt of a worker that
-            still runs, as Spark may; "nan" has a share of the worker's steps come to a loss, a gradient or parameters
-            that are not finite.
-        worker: whom it happens to.
-        seconds: how long it lasts, or until a new worker stands in for a killed one.
+        at_s: time of the fault.
+        kind: "kill" ends a worker, "pause" stops it like SIGSTOP, and "cut" disconnects its machine. "link" changes the
+        speed
+            of every machine's link. "lose", "repeat" and "shuffle" drop, repeat or delay a share of the worker's
+        messages.
+            "part" drops all messages between two workers. "twin" starts another attempt of a worker that still runs, as
+            Spark may do. "nan" makes the loss, the gradient or the parameters not finite in a share of the worker's
+        steps.
+        worker: the affected worker.
+        seconds: duration of the fault; for "kill", the time until a replacement starts.
         link: the new speed.
-        share: of the messages, or of the steps.
-        other: the second worker; the coordinator unless given.
+        share: share of the messages, or of the steps.
+        other: the second worker; the coordinator by default.
     """
 
     at_s: float
@@ -67,25 +69,27 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Simulated:
-    """Workers in virtual time, in this process: what a run would come to, and when, on machines that one does not have.
+    """Workers in virtual time, in this process: predicts the results of a run, and their times, on other machines.
 
     Args:
-        workers: how many, each on a machine of its own.
+        workers: number of workers, each on a machine of its own.
         link: speed of each machine's full-duplex link, as "1gbit" or in bytes a second.
-        latency_s: what a message takes beside its bytes.
-        step_s: what a worker's step takes; None measures it here.
-        ratio: in place of `step_s`, in how many steps the whole model crosses a link there and back, in float32.
+        latency_s: latency of a message.
+        step_s: duration of a worker's step; None measures it here.
+        ratio: in place of `step_s`, the number of steps in whose time the whole float32 model crosses a link and back.
         spread: standard deviation of a step's time over its mean.
         slow: factors of the step time, by worker.
-        contention: by how much a step is longer while much crosses the worker's link: 0.2 for a fifth.
-        handling: bytes a second that a worker's exchange packs, encrypts and adds up, as a rate or a number; no limit
-            unless given.
-        store_s: what it takes to write a worker's part of a checkpoint, and to commit one.
-        faults: what goes wrong, and when.
-        max_restarts: how many lost workers are replaced.
-        revives: whether lost workers are started again as Spark does it: by the cluster, which the coordinator does not
-            hear of, and a worker that only could not be heard takes its own place back.
-        seed: of the step times and of what becomes of messages.
+        contention: relative increase of a step's time while the worker's link is busy: 0.2 for a fifth.
+        handling: bytes a second that a worker's processor packs, encrypts and adds up, as a rate or a number; by
+        default
+            without limit.
+        store_s: duration of writing a worker's part of a checkpoint, and of committing one.
+        faults: faults with their times.
+        max_restarts: number of lost workers that are replaced.
+        revives: whether lost workers are started again as on Spark: by the cluster, without notice to the coordinator.
+        A
+            worker that only could not be heard then takes its own place back.
+        seed: seed of the step times and of the faults of messages.
     """
 
     workers: int = 4
@@ -109,7 +113,7 @@ class Simulated:
         counts = {"workers": whole(1), "max_restarts": whole(0), "seed": whole(0)}
         check_fields(self, "cluster", **least, **above, **counts, revives=truth)
         if self.step_s is not None and self.ratio is not None:
-            raise ConfigError("cluster.step_s and cluster.ratio both say what a step takes; give one of them")
+            raise ConfigError("cluster.step_s and cluster.ratio both set the duration of a step; give one of them")
         for worker, factor in self.slow.items():
             if not (0 <= worker < self.workers and 0 < factor < math.inf):
                 raise ConfigError(
@@ -122,19 +126,19 @@ class Simulated:
                     f"a fault's kind = {fault.kind!r} is not known. {nearest(fault.kind, get_args(Kind))}"
                 )
             if not (0 <= fault.at_s < math.inf and 0 <= fault.seconds < math.inf):
-                raise ConfigError(f"{fault} is not possible; at_s and seconds are numbers of 0 or more")
+                raise ConfigError(f"{fault} is not possible; give at_s and seconds as numbers of 0 or more")
             rate_bytes(fault.link, "a fault's link")
             if not 0 <= fault.share <= 1:
                 raise ConfigError(f"a fault's share = {fault.share} is not possible; use a number from 0 to 1")
             for worker in [fault.worker, *([] if fault.other is None else [fault.other])]:
                 if fault.kind != "link" and not 0 <= worker < self.workers:
-                    raise ConfigError(f"a fault names worker {worker}; there are {self.workers}, from 0 on")
+                    raise ConfigError(f"a fault names worker {worker}; give a worker from 0 to {self.workers - 1}")
         rate_bytes(self.link)
         if self.handling is not None:
             rate_bytes(self.handling, "cluster.handling")
 
     def site(self, data: Any) -> SimulatedSite:
-        """A cluster of its own for each run, at the beginning of its time."""
+        """A new cluster for each run, at the beginning of its time."""
         return SimulatedSite(self)
 
 
@@ -142,13 +146,13 @@ class SimulatedSite:
     """See `thinwire.cluster.base.Site`."""
 
     in_process = True
-    prefetch = 0  # a thread would draw from the generators whenever it happens to run
+    prefetch = 0  # a thread would draw from the generators at random moments
 
     def __init__(self, cluster: Simulated) -> None:
         self._cluster = cluster
         self.workers = cluster.workers
         self.ahead = list(cluster.faults)
-        """Faults that have yet to happen: a run that goes on from a checkpoint launches its workers again."""
+        """Faults that have not happened yet; a run that resumes from a checkpoint launches its workers again."""
         self.time = VirtualTime(dict.fromkeys(STORES, cluster.store_s))
         link = Link(cluster.latency_s, rate_bytes(cluster.link))
         self._link = link
@@ -163,27 +167,31 @@ class SimulatedSite:
             busy=self.network.busy,
             seed=cluster.seed,
         )
-        self.lab = GradientBatcher(self.time, steps, cluster.workers)
-        spells = [Spell(f.worker, f.at_s, f.at_s + f.seconds, f.share) for f in cluster.faults if f.kind == "nan"]
-        self.flaws = Flaws(self.time, spells, cluster.seed)
+        self.batcher = GradientBatcher(self.time, steps, cluster.workers)
+        nan_faults = [
+            NanFault(f.worker, f.at_s, f.at_s + f.seconds, f.share) for f in cluster.faults if f.kind == "nan"
+        ]
+        self.nan_injection = NanInjection(self.time, nan_faults, cluster.seed)
         self.replica: Callable[..., TorchReplica] = self._replica
         self.part: Callable[..., GroupReplica] = self._part
-        self._weather = FaultInjection(cluster.seed)
-        self.meetings = Meetings(self.time, self.network, self._weather, cluster.seed)
-        self.crew = self.meetings.crew
+        self._message_faults = FaultInjection(cluster.seed)
+        self.group_transport = GroupTransport(self.time, self.network, self._message_faults, cluster.seed)
+        self.crew = self.group_transport.crew
         self.observe: Observer = unobserved
-        self._ether: Ether | None = None
+        self._wire: SimulatedWire | None = None
 
     def _replica(self, model: Any, spec: Any, worker: int = 0) -> TorchReplica:
-        found: TorchReplica = self.flaws.around(worker, self.lab.replica(model, spec, worker))
+        found: TorchReplica = self.nan_injection.around(worker, self.batcher.replica(model, spec, worker))
         return found
 
     def _part(self, placement: Any, model: Any, spec: Any, worker: int, **given: Any) -> GroupReplica:
-        found: GroupReplica = self.flaws.around(worker, self.lab.part(placement, model, spec, worker, **given))
+        found: GroupReplica = self.nan_injection.around(
+            worker, self.batcher.part(placement, model, spec, worker, **given)
+        )
         return found
 
     def expect(self) -> Expected:
-        return Expected(placement.Wire(self._link.latency_s, self._link.bytes_per_s), self.lab.expected_s)
+        return Expected(placement.Wire(self._link.latency_s, self._link.bytes_per_s), self.batcher.expected_s)
 
     def deadlines(self, given: Deadlines | None) -> Deadlines:
         return given or Deadlines()
@@ -192,7 +200,7 @@ class SimulatedSite:
         return DriverData(data, validation, self.workers, shared_disk=True)
 
     def look(self, out: str | None, *, ports: bool = True) -> None:
-        """Nothing to look at."""
+        """Checks nothing: a simulated cluster is always ready."""
 
     def needs_jobs(self) -> Any:
         raise ConfigError("exchange = 'spark' cannot be simulated; use 'mesh'")
@@ -200,13 +208,13 @@ class SimulatedSite:
     def wire(self) -> tuple[Hub, Wire]:
         handling = self._cluster.handling
         rate = math.inf if handling is None else rate_bytes(handling)
-        self._ether = Ether(self.time, self.network, self.workers, rate, self._weather)
-        return EtherHub(self._ether), self._ether
+        self._wire = SimulatedWire(self.time, self.network, self.workers, rate, self._message_faults)
+        return SimulatedHub(self._wire), self._wire
 
     def launch(self, entry: Entry, dealt: Dealt, wire: Wire, helpers: int = 0) -> SimulatedWorkforce:
         """Starts the workers, and helpers on the driver's machine."""
-        assert self._ether is not None
-        force = SimulatedWorkforce(self, self._cluster, self._ether, entry)
+        assert self._wire is not None
+        force = SimulatedWorkforce(self, self._cluster, self._wire, entry)
         for worker in range(self.workers + helpers):
             force.start(worker, 0)
         return force
@@ -215,11 +223,11 @@ class SimulatedSite:
 class SimulatedWorkforce:
     """Workers as fibers; see `thinwire.coordinator.ports.Workforce`."""
 
-    def __init__(self, site: SimulatedSite, cluster: Simulated, ether: Ether, entry: Entry) -> None:
+    def __init__(self, site: SimulatedSite, cluster: Simulated, wire: SimulatedWire, entry: Entry) -> None:
         self._time, self._network, self._cluster = site.time, site.network, cluster
-        self._meetings = site.meetings
-        self._meetings.reset()
-        self._ether, self._entry = ether, entry
+        self._group_transport = site.group_transport
+        self._group_transport.reset()
+        self._wire, self._entry = wire, entry
         self.revives = cluster.revives
         self._attempts: dict[int, int] = {}
         self._running: set[tuple[int, int]] = set()
@@ -230,7 +238,8 @@ class SimulatedWorkforce:
         for fault in self._ahead:
             self._time.at(fault.at_s, functools.partial(self._happen, fault))
         self._earlier: Any = None
-        if threading.current_thread() is threading.main_thread():  # raised anywhere else, the baton would be lost
+        # in another thread KeyboardInterrupt would not pass on the turn
+        if threading.current_thread() is threading.main_thread():
             self._earlier = signal.signal(signal.SIGINT, lambda number, frame: self._time.interrupt())
 
     def start(self, worker: int, attempt: int) -> None:
@@ -248,7 +257,7 @@ class SimulatedWorkforce:
             self._start_later(worker, TASK_S)
 
     def _starts_itself(self, worker: int) -> bool:
-        """Whether the cluster starts it again without being asked; helpers beside the driver are the driver's."""
+        """Whether the cluster restarts the worker unasked; the driver restarts the helpers beside it."""
         return self.revives and worker < self._cluster.workers
 
     def _start_later(self, worker: int, seconds: float) -> None:
@@ -266,7 +275,7 @@ class SimulatedWorkforce:
         if self._restarts >= self._cluster.max_restarts:
             return False
         self._restarts += 1
-        self._end(worker)  # lost, but it may still be there: it must not come back
+        self._end(worker)  # a lost worker may still run, and must not come back
         self._time.at(self._time.now() + self._away.pop(worker, 0.0), lambda: self.start(worker, attempt))
         return True
 
@@ -274,7 +283,7 @@ class SimulatedWorkforce:
         self._stopped = True
         if self._earlier is not None:
             signal.signal(signal.SIGINT, self._earlier)
-        self._time.stop(spared=(None,))  # what the driver has begun to commit it sees through
+        self._time.stop(spared=(None,))  # the driver completes its commits
 
     def _happen(self, fault: Fault) -> None:
         if self._stopped:
@@ -282,7 +291,7 @@ class SimulatedWorkforce:
         self._ahead.remove(fault)
         worker, until = fault.worker, self._time.now() + fault.seconds
         if fault.kind == "nan":
-            return  # replicas see to it
+            return  # the replicas inject these values
         if fault.kind == "link":
             self._network.set_speed(rate_bytes(fault.link))
         elif fault.kind == "cut":
@@ -291,11 +300,11 @@ class SimulatedWorkforce:
             self._time.freeze((worker, self._attempts[worker]), fault.seconds)
         elif fault.kind == "part":
             other = self._cluster.workers if fault.other is None else fault.other
-            self._ether.weather.turn("part", {worker, other}, 1.0, until)
+            self._wire.message_faults.begin("part", {worker, other}, 1.0, until)
         elif fault.kind in ("lose", "repeat", "shuffle"):
-            self._ether.weather.turn(fault.kind, {worker}, fault.share, until)
+            self._wire.message_faults.begin(fault.kind, {worker}, fault.share, until)
         elif (worker, self._attempts[worker]) not in self._running:
-            return  # it has ended, or its successor has yet to start
+            return  # the worker has ended, or its successor has not started
         elif fault.kind == "twin" and self._starts_itself(worker):
             self._start_later(worker, 0.0)
         elif fault.kind == "kill":
@@ -308,11 +317,11 @@ class SimulatedWorkforce:
             self._start_later(worker, fault.seconds)
         else:
             self._away[worker] = fault.seconds
-            self._exits.append(Exit(worker, attempt, f"killed at {fault.at_s:g} s, as the simulation was told"))
+            self._exits.append(Exit(worker, attempt, f"killed by the simulation's fault at {fault.at_s:g} s"))
 
     def _end(self, worker: int) -> None:
         attempt = self._attempts[worker]
         self._running.discard((worker, attempt))
-        self._ether.kill(worker, attempt)
-        self._meetings.kill(worker, attempt)
+        self._wire.kill(worker, attempt)
+        self._group_transport.kill(worker, attempt)
         self._time.kill((worker, attempt))

@@ -1,7 +1,7 @@
-"""What becomes of messages on a simulated network that is not at its best: lost, repeated, overtaken, cut off.
+"""Faults of messages on a simulated network: messages are lost, repeated, reordered or cut off.
 
-Sockets keep their order and lose nothing while a connection holds; one that breaks takes what was under way with it.
-This is worse than that on purpose: what holds here holds there.
+Real sockets keep messages in order and lose none while a connection holds; a broken connection loses messages in
+transit. The injected faults are worse on purpose, so that a protocol that survives them survives real networks.
 """
 
 from __future__ import annotations
@@ -11,42 +11,42 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 LINGER_S = 0.4
-"""By how much a message that is overtaken, or its repetition, comes later, at most."""
+"""Longest delay of a reordered or repeated message."""
 
 
-class Spell(NamedTuple):
-    """Bad weather for a while."""
+class MessageFault(NamedTuple):
+    """A fault that lasts for a while."""
 
     kind: str
     nodes: frozenset[int]
-    """Whose messages it concerns: those to and from one node, or those between two."""
+    """The affected messages: those to and from one node, or those between two nodes."""
     share: float
     until: float
 
 
 class FaultInjection:
-    """Draws what becomes of each message; the same for the same seed."""
+    """Draws the faults of each message; the same seed draws the same faults."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
-        self._spells: list[Spell] = []
+        self._faults: list[MessageFault] = []
 
-    def turn(self, kind: str, nodes: Collection[int], share: float, until: float) -> None:
-        """Something goes wrong until a moment: "lose", "repeat" or "shuffle" this share of messages, or "part" all."""
-        self._spells.append(Spell(kind, frozenset(nodes), share, until))
+    def begin(self, kind: str, nodes: Collection[int], share: float, until: float) -> None:
+        """Begins a fault until a moment: "lose", "repeat" or "shuffle" a share of messages, or "part" for all."""
+        self._faults.append(MessageFault(kind, frozenset(nodes), share, until))
 
     def delays(self, source: int, target: int, now: float) -> list[float]:
-        """By how much later each copy of a message comes; nothing where it is lost."""
+        """The delay of each copy of a message; empty for a lost message."""
         found = [0.0]
-        if not self._spells:
+        if not self._faults:
             return found
-        self._spells = [spell for spell in self._spells if spell.until > now]
-        for spell in self._spells:
-            concerned = spell.nodes <= {source, target}
-            if not concerned or self._random.random() >= spell.share:
+        self._faults = [fault for fault in self._faults if fault.until > now]
+        for fault in self._faults:
+            concerned = fault.nodes <= {source, target}
+            if not concerned or self._random.random() >= fault.share:
                 continue
-            if spell.kind in ("lose", "part"):
+            if fault.kind in ("lose", "part"):
                 return []
             late = self._random.uniform(0.0, LINGER_S)
-            found = [*found, late] if spell.kind == "repeat" else [late]
+            found = [*found, late] if fault.kind == "repeat" else [late]
         return found

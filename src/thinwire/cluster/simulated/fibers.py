@@ -1,7 +1,7 @@
-"""Virtual time: threads of which one runs at a time, and a clock that jumps to whatever happens next.
+"""Virtual time: threads of which one runs at a time, and a clock that jumps to the next event.
 
-A fiber is a thread that holds the run's only baton. One that waits passes the baton on, through a queue of events in
-the order of their moments, and of their making where moments are equal: the same run goes the same way each time.
+A fiber is a thread, and only the fiber whose turn it is runs. A fiber that waits passes the turn on, through a queue of
+events in the order of their times, and of their creation for equal times. Runs are therefore deterministic.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from thinwire.cluster.simulated.stores import AtOnce, InTurn
 from thinwire.errors import TimedOutError
 
 STACK_BYTES = 1 << 20
-"""Of a fiber's thread: there may be thousands."""
+"""Stack size of a fiber's thread; a run may have thousands."""
 
 
 class KilledError(BaseException):
-    """Ends a fiber wherever it waits."""
+    """Ends a fiber where it waits."""
 
 
 class Fiber:
-    """One line of execution; see `thinwire.protocol.clock.Beside`."""
+    """A cooperatively scheduled thread; see `thinwire.protocol.clock.Beside`."""
 
     def __init__(self, time: VirtualTime, act: Callable[[], Any], name: str, owner: object) -> None:
         self._time, self._act = time, act
@@ -36,13 +36,13 @@ class Fiber:
         self.go = threading.Lock()
         self.go.acquire()
         self.ticket = 0
-        """Of the wake-up that counts: earlier ones came too late."""
+        """Number of the present wake-up; events with other numbers are obsolete."""
         self.parked = self.killed = self.done = False
         self.error: BaseException | None = None
         self._waiting: list[Fiber] = []
 
     def start(self) -> None:
-        """Lets it run from now on, once whoever starts it waits."""
+        """Schedules the fiber, which runs once the caller waits."""
         size = threading.stack_size(STACK_BYTES)
         try:
             threading.Thread(target=self._run, name=self.name, daemon=True).start()
@@ -56,7 +56,7 @@ class Fiber:
         return self in self._time.fibers
 
     def join(self, timeout: float) -> None:
-        """Waits until it has ended, or so long."""
+        """Waits until the fiber has ended, or for `timeout` seconds."""
         if self.is_alive():
             self._waiting.append(self._time.current)
             self._time.park(timeout)
@@ -78,43 +78,43 @@ class Fiber:
 
 
 class Agenda:
-    """The clock, and what is to happen next: acts, and fibers that go on, in the order of their moments."""
+    """The clock and the queue of events: functions to call, and fibers to continue, in the order of their times."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self._events: list[tuple[float, int, Fiber | None, Any]] = []
         self._numbers = itertools.count()
         self._frozen: dict[object, float] = {}
-        """When the fibers of each frozen owner may go on."""
+        """By frozen owner, the time at which its fibers may continue."""
         self._rested: dict[object, float] = {}
 
     def at(self, moment: float, act: Callable[[], None]) -> None:
-        """Has something done at a moment, by the fiber that holds the baton then; it must not wait."""
+        """Calls a function at a moment, in the fiber whose turn it is then; the function must not wait."""
         heapq.heappush(self._events, (max(moment, self.now), next(self._numbers), None, act))
 
     def go_on(self, fiber: Fiber, moment: float) -> None:
-        """Has a fiber go on at a moment, unless it has gone on before."""
+        """Continues a fiber at a moment, unless it continues earlier."""
         heapq.heappush(self._events, (moment, next(self._numbers), fiber, fiber.ticket))
 
     def freeze(self, owner: object, seconds: float) -> None:
-        """Lets no fiber of an owner go on for a time."""
+        """Lets no fiber of an owner continue for a time."""
         self._frozen[owner] = max(self.now + seconds, self._frozen.get(owner, 0.0))
         self._rested[owner] = self._rested.get(owner, 0.0) + seconds
 
     def thaw(self, owner: object) -> None:
-        """Lets the fibers of an owner go on."""
+        """Lets the fibers of an owner continue."""
         self._frozen.pop(owner, None)
 
     def rested_s(self, owner: object) -> float:
-        """Seconds for which an owner has been frozen, in all."""
+        """Total seconds for which an owner has been frozen."""
         return self._rested.get(owner, 0.0)
 
     def __bool__(self) -> bool:
-        """Whether anything is left to happen."""
+        """Whether events are left."""
         return bool(self._events)
 
     def advance(self) -> Fiber | None:
-        """Moves the clock to the next event and does its act; returns the fiber whose turn it is, if it is one's."""
+        """Advances the clock to the next event, and calls its function; returns the fiber whose turn it is, if any."""
         moment, _, fiber, what = heapq.heappop(self._events)
         if fiber is None:
             self.now = moment
@@ -131,13 +131,13 @@ class Agenda:
 
 
 class VirtualTime:
-    """See `thinwire.protocol.clock.Time`. The thread that makes it is its first fiber."""
+    """See `thinwire.protocol.clock.Time`. The thread that creates it is the first fiber."""
 
     def __init__(self, takes_s: Mapping[str, float] = MappingProxyType({})) -> None:
         self._agenda, self._takes_s = Agenda(), takes_s
         self.at, self.freeze = self._agenda.at, self._agenda.freeze
         self.fibers: dict[Fiber, None] = {}
-        """In the order in which they began: one of addresses would not be the same each time."""
+        """In the order of their start, which is deterministic; a set ordered by address would not be."""
         self._main = self.current = Fiber(self, lambda: None, "driver", None)
         self._interrupted = False
         self._error: BaseException | None = None
@@ -154,17 +154,17 @@ class VirtualTime:
         return self.fiber(act, name, self.current.owner)
 
     def fiber(self, act: Callable[[], Any], name: str, owner: object) -> Fiber:
-        """One that ends, and rests, with all others of its owner."""
+        """A fiber that ends and freezes together with all others of its owner."""
         return Fiber(self, act, name, owner)
 
     def executor(self, name: str, threads: int = 1) -> Executor:
         seconds = self._takes_s.get(name, 0.0)
         return InTurn(self, name, seconds) if seconds else AtOnce()
 
-    # -- what happens -----------------------------------------------------------------------------------------------
+    # -- waiting ----------------------------------------------------------------------------------------------------
 
     def sleep(self, seconds: float) -> None:
-        """Lets time pass for the fiber that calls."""
+        """Lets time pass for the calling fiber."""
         until = self.now() + seconds
         while self.now() < until:
             self.park(until - self.now())
@@ -184,12 +184,12 @@ class VirtualTime:
             self._look_up()
 
     def wake(self, fiber: Fiber) -> None:
-        """Lets a fiber that waits go on after the one that runs now; nothing happens to a fiber that does not wait."""
+        """Continues a waiting fiber after the present one; does nothing if the fiber does not wait."""
         if fiber.parked:
             self._agenda.go_on(fiber, self.now())
 
     def kill(self, owner: object) -> None:
-        """Ends all fibers of an owner, where they wait."""
+        """Ends all fibers of an owner where they wait."""
         self._agenda.thaw(owner)
         for fiber in list(self.fibers):
             if fiber.owner == owner and (fiber.parked or fiber is not self.current):
@@ -197,28 +197,28 @@ class VirtualTime:
                 self.wake(fiber)
 
     def work(self, seconds: float) -> None:
-        """Lets time pass for the fiber that calls, not counting the time in which it is frozen."""
+        """Lets time pass for the calling fiber, excluding time in which it is frozen."""
         owner, begun, agenda = self.current.owner, self.now(), self._agenda
         rested = agenda.rested_s(owner)
         while agenda.now < (until := begun + seconds + agenda.rested_s(owner) - rested):
             self.park(until - agenda.now)
 
     def interrupt(self) -> None:
-        """Has the first fiber raise KeyboardInterrupt when its turn comes; may be called by a signal's handler."""
+        """Raises KeyboardInterrupt in the first fiber at its next turn; may be called by a signal handler."""
         self._interrupted = True
 
     def stop(self, spared: Container[object] = ()) -> None:
-        """Ends every fiber but the first, which calls, and those of owners to be spared."""
-        while ending := [fiber for fiber in self.fibers if fiber.owner not in spared]:  # one may start meanwhile
+        """Ends all fibers except the first one, which calls this, and those of owners in `spared`."""
+        while ending := [fiber for fiber in self.fibers if fiber.owner not in spared]:  # a fiber may start meanwhile
             for owner in dict.fromkeys(fiber.owner for fiber in ending):
                 self.kill(owner)
             for fiber in ending:
                 fiber.join(60.0)
 
-    # -- the baton --------------------------------------------------------------------------------------------------
+    # -- turns ------------------------------------------------------------------------------------------------------
 
     def leave(self, me: Fiber) -> None:
-        """A fiber has ended: the baton goes on without it."""
+        """Passes the turn on from a fiber that has ended."""
         self._next(me)
 
     def _pass_on(self, me: Fiber) -> None:
@@ -226,7 +226,7 @@ class VirtualTime:
             me.go.acquire()
 
     def _next(self, me: Fiber) -> Fiber:
-        """Lets things happen until it is some fiber's turn, and hands it the baton."""
+        """Processes events until a fiber's turn comes, and passes the turn to it."""
         while True:
             fiber = self._due()
             if fiber is None:
@@ -239,10 +239,10 @@ class VirtualTime:
             return fiber
 
     def _due(self) -> Fiber | None:
-        """Does the next thing; the fiber whose turn it is, if it is one's."""
+        """Processes the next event; returns the fiber whose turn it is, if any."""
         if not self._agenda:
             self._error = TimedOutError(
-                f"at {self.now():.3f} s nothing is left to happen, and {len(self.fibers)} fibers wait for ever"
+                f"at {self.now():.3f} s no event is left, and {len(self.fibers)} fibers wait forever"
             )
             return self._main
         try:

@@ -1,8 +1,8 @@
-"""Where simulated workers' gradients are computed: really, and together where they can be.
+"""Computes the real gradients of simulated workers, together where possible.
 
-A worker's vector rests while its gradient is computed, so the gradient is not needed before the step's time is over.
-Until then the batch waits; whoever's time is over first has all that wait computed at once: as one pass through the
-network (`stacks`) or, on a GPU, side by side (`graphs`).
+A worker's vector does not change while its gradient is computed, so the gradient is not needed before the end of the
+step's time. The batch waits until then. The first worker whose time ends computes the gradients of all waiting batches:
+in one pass through the network (`vmap_batching`) or, on a GPU, in parallel (`graphs`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from thinwire.cluster.simulated.fibers import VirtualTime
 from thinwire.cluster.simulated.graphs import Graphs, capturable, untouched
-from thinwire.cluster.simulated.stacks import Stack, stackable
 from thinwire.cluster.simulated.steps import StepTimes
+from thinwire.cluster.simulated.vmap_batching import VmapBatching, can_vmap
 from thinwire.errors import ConfigError
 from thinwire.placement import GroupReplica, Placement, part_of
 from thinwire.replicas import TorchReplica, TrainSpec
@@ -31,56 +31,56 @@ MEASURED_STEPS = 3
 
 @dataclass(eq=False)
 class _Wanted:
-    """A gradient that is to be there when a step's time is over."""
+    """A gradient that is needed at the end of a step's time."""
 
-    replica: LabReplica
+    replica: BatchedReplica
     batch: Any
     loss: float | None = None
     error: BaseException | None = None
 
 
-class Way(Protocol):
-    """A way to compute several replicas' gradients."""
+class BatchMethod(Protocol):
+    """A method of computing several replicas' gradients."""
 
     least: int
-    """Replicas for which it is worth it."""
+    """Least number of replicas for which the method pays off."""
 
     def key(self, replica: TorchReplica, batch: Any) -> Any:
-        """Equal for replicas and batches that can be computed at once."""
+        """A key that is equal for replicas and batches that can be computed together."""
 
     def gradients(self, replicas: list[TorchReplica], rows: list[int], batches: list[Any]) -> list[float]:
-        """The gradients of these replicas, each of its own batch, into their parameters; returns their losses."""
+        """Computes the gradients of these replicas, each for its batch, into their parameters; returns the losses."""
 
 
 class GradientBatcher:
-    """The gradients of all workers of one run."""
+    """Computes the gradients of all workers of one run."""
 
     def __init__(self, time: VirtualTime, steps: StepTimes, workers: int) -> None:
         self._time, self._steps, self._workers = time, steps, workers
         self._wanted: list[_Wanted] = []
-        self._way: Stack | Graphs | None = None
+        self._way: VmapBatching | Graphs | None = None
         self.computed = self.together = 0
-        """Gradients, and how many of them were not computed alone."""
+        """Number of gradients, and of those that were computed together with others."""
 
     def expected_s(self, parameters: int) -> float | None:
-        """Seconds of a step of a network with so many parameters; None where steps are measured."""
+        """Seconds of a step of a network with this number of parameters; None where steps are measured."""
         return self._steps.expected_s(parameters)
 
     def replica(self, model: Any, spec: TrainSpec, worker: int = 0) -> TorchReplica:
-        """What `thinwire.run.job` makes a worker's replica with."""
-        made = LabReplica(self, model, spec, worker)
+        """Builds a worker's replica for `thinwire.run.job`."""
+        made = BatchedReplica(self, model, spec, worker)
         if worker < self._workers and capturable(made):
             self._way = self._way or Graphs()
             made.way = self._way
-        elif worker < self._workers and stackable(made):
-            self._way = self._way or Stack(made.parameters.size, self._workers, made.device)
-            assert isinstance(self._way, Stack)
-            self._way.take_in(made, worker)  # in place of whoever had this number before
+        elif worker < self._workers and can_vmap(made):
+            self._way = self._way or VmapBatching(made.parameters.size, self._workers, made.device)
+            assert isinstance(self._way, VmapBatching)
+            self._way.take_in(made, worker)  # replaces the worker that had this number before
             made.way = self._way
         return made
 
     def part(self, placement: Placement, model: Any, spec: TrainSpec, worker: int, **given: Any) -> GroupReplica:
-        """What `thinwire.run.job` makes a worker's part of a replica with: its steps take as long as others' do."""
+        """Builds a worker's part of a replica for `thinwire.run.job`; its steps take the time of other steps."""
         made = part_of(placement, model, spec, worker, **given)
         gradient = made.gradient
 
@@ -93,8 +93,8 @@ class GradientBatcher:
         made.gradient = timed  # type: ignore[method-assign]
         return made
 
-    def gradient(self, replica: LabReplica, batch: Any) -> float:
-        """A step's gradient and loss, once the time that a step takes has passed."""
+    def gradient(self, replica: BatchedReplica, batch: Any) -> float:
+        """A step's loss, with its gradient, after the time of a step has passed."""
         if not self._steps.known:
             self._steps.settle(replica.vector.numel(), lambda: _measured(replica, batch))
         wanted = _Wanted(replica, batch)
@@ -112,7 +112,7 @@ class GradientBatcher:
         return wanted.loss
 
     def takes_a_step(self, worker: int) -> None:
-        """Has the time pass that a worker's step takes, as a further evaluation of the loss within a step does."""
+        """Lets the time of a worker's step pass, for a further evaluation of the loss within a step."""
         self._time.work(self._steps.draw(worker))
 
     def _compute(self) -> None:
@@ -150,40 +150,40 @@ class GradientBatcher:
         return True
 
 
-class LabReplica(TorchReplica):
-    """A replica whose gradients the lab computes."""
+class BatchedReplica(TorchReplica):
+    """A replica whose gradients the batcher computes."""
 
     def __init__(
-        self, lab: GradientBatcher, model: nn.Module | Callable[[], nn.Module], spec: TrainSpec, worker: int
+        self, batcher: GradientBatcher, model: nn.Module | Callable[[], nn.Module], spec: TrainSpec, worker: int
     ) -> None:
         super().__init__(model, spec, worker)
-        self.worker, self._lab = worker, lab
-        self.way: Way | None = None
+        self.worker, self._batcher = worker, batcher
+        self.way: BatchMethod | None = None
 
     def gradient(self, batch: Any) -> float:
-        return self._lab.gradient(self, batch)
+        return self._batcher.gradient(self, batch)
 
     def compute(self, batch: Any) -> float:
-        """The gradient and the loss, now."""
+        """Computes the gradient and the loss now."""
         return super().gradient(batch)
 
     def _evaluated(self) -> Tensor:
-        self._lab.takes_a_step(self.worker)
+        self._batcher.takes_a_step(self.worker)
         return super()._evaluated()
 
     def backward(self, loss: Tensor) -> None:
-        """Makes them unheard of: they are computed before the moment at which the step is over."""
-        asked = [p for p in self.parameters.tensors if p.requires_grad]  # it may change as a run goes on
+        """Computes the gradients without hooks, because they are computed before the end of the step's time."""
+        asked = [p for p in self.parameters.tensors if p.requires_grad]  # may change during a run
         for parameter, gradient in zip(asked, torch.autograd.grad(loss, asked, allow_unused=True), strict=True):
             parameter.grad = gradient if parameter.grad is None or gradient is None else parameter.grad + gradient
 
 
 def _unmeasured() -> float:
-    raise ConfigError("the steps of a group are not measured here; give the simulated cluster step_s, or a ratio")
+    raise ConfigError("the steps of a group cannot be measured; give the simulated cluster step_s, or a ratio")
 
 
-def _measured(replica: LabReplica, batch: Any) -> float:
-    """What a step takes on this machine, alone."""
+def _measured(replica: BatchedReplica, batch: Any) -> float:
+    """Seconds of a step on this machine, without other load."""
     took = []
     with untouched(replica.module):
         for _ in range(MEASURED_STEPS):

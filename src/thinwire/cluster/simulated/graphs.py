@@ -1,7 +1,8 @@
-"""Replicas side by side on one GPU: each has its pass recorded as a CUDA graph, and they run on streams of their own.
+"""Runs replicas in parallel on one GPU: the pass of each is recorded as a CUDA graph, and runs on a stream of its own.
 
-One small replica leaves a large GPU idle between its kernels, and Python cannot issue eight at once. Recorded, eight
-replicas of ResNet-110 take 23 ms a step on an H200 where one after the other took 315 (bfloat16, 64 rows each).
+One small replica leaves a large GPU idle between kernels, and Python cannot issue the kernels of eight replicas at
+once. As graphs, eight replicas of ResNet-110 take 23 ms a step on an H200; one after the other they take 315 ms
+(bfloat16, 64 rows each).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from thinwire.replicas import BackPropagation, TorchReplica
 
 WARM_UP = 3
 MOST_SHAPES = 4
-"""Recorded for one replica: the last batch of an epoch has a shape of its own."""
+"""Most graphs of one replica: the last batch of an epoch has a shape of its own."""
 
 
 class _Batch(NamedTuple):
@@ -28,13 +29,13 @@ class _Batch(NamedTuple):
 
 
 def capturable(replica: TorchReplica) -> bool:
-    """Whether a replica's pass is the same each time: no search, no chains that are kept, no branches by name."""
+    """Whether a replica's pass is the same each time: without search, persistent chains, or branches by name."""
     plain = type(replica.spec.algorithm) is BackPropagation and not replica.searches
     return plain and replica.device.type == "cuda" and replica.is_plain
 
 
 class Graphs:
-    """See `thinwire.cluster.simulated.gradient_batching.Way`."""
+    """See `thinwire.cluster.simulated.gradient_batching.BatchMethod`."""
 
     least = 1
 
@@ -72,7 +73,7 @@ class Graphs:
 
 
 class _Recording:
-    """One replica's pass over batches of one shape."""
+    """The recorded pass of one replica over batches of one shape."""
 
     def __init__(self, replica: TorchReplica, batch: Any) -> None:
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -89,7 +90,7 @@ class _Recording:
                     self._pass(replica)
             torch.cuda.synchronize()
             self._graph = torch.cuda.CUDAGraph()
-            # other threads may be bringing batches meanwhile
+            # Other threads may transfer batches meanwhile.
             with torch.cuda.graph(self._graph, stream=self.stream, capture_error_mode="thread_local"):
                 self.loss = self._pass(replica)
         self.gradients = [parameter.grad for parameter in replica.parameters.tensors]
@@ -112,7 +113,7 @@ class _Recording:
 
 
 def _laid_out(tensor: Tensor) -> Tensor:
-    """A copy whose channels lie last, where it has some: what a GPU's convolutions are made for."""
+    """A copy in the channels-last layout where the tensor has channels: a GPU's convolutions are optimised for it."""
     if tensor.dim() == 4 and tensor.is_floating_point():
         return tensor.clone(memory_format=torch.channels_last)
     return tensor.clone()
@@ -120,7 +121,7 @@ def _laid_out(tensor: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def untouched(module: nn.Module) -> Iterator[None]:
-    """Passes through a module meanwhile leave nothing in its buffers and attributes, and take nothing from chance."""
+    """Restores a module's buffers and attributes, and the random generators, at the end of the block."""
     kept = [(buffer, buffer.clone()) for buffer in module.buffers()]
     trained, attributes = [(p, p.requires_grad) for p in module.parameters()], attributes_of(module)
     devices = sorted({p.device.index or 0 for p in module.parameters() if p.device.type == "cuda"})
@@ -137,6 +138,6 @@ def untouched(module: nn.Module) -> Iterator[None]:
 
 
 def attributes_of(module: nn.Module) -> list[dict[str, Any]]:
-    """The plain values that the layers of a module keep, such as a count of their calls; layer by layer."""
+    """The plain attributes of each layer of a module, such as a count of calls."""
     plain = (bool, int, float, str)
     return [{k: v for k, v in vars(one).items() if isinstance(v, plain)} for one in module.modules()]

@@ -1,4 +1,4 @@
-"""Links of a simulated cluster: those of one process, whose messages take as long as the network says."""
+"""Links of a simulated cluster: links within one process, whose messages take the time of the simulated network."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from thinwire.transport.memory import MemoryHub, MemoryLink, Room
 from thinwire.transport.ports import Traffic
 
 FRAME_BYTES = 64
-"""What a message has on the wire beside its header and payload."""
+"""Bytes of a message on the network beside its header and payload."""
 
 
-class Ether(Room):
-    """Where the links of one run find each other; see `thinwire.transport.ports.Wire`."""
+class SimulatedWire(Room):
+    """The links of one run; see `thinwire.transport.ports.Wire`."""
 
     def __init__(
         self,
@@ -26,25 +26,25 @@ class Ether(Room):
         network: Network,
         driver: int,
         handling: float = math.inf,
-        weather: FaultInjection | None = None,
+        message_faults: FaultInjection | None = None,
     ) -> None:
         super().__init__(make=time.queue)
         self.time, self._network, self._driver = time, network, driver
         self.handling = handling
-        """Bytes a second that a worker's exchange can pack, encrypt, add up and unpack."""
-        self.weather = FaultInjection(0) if weather is None else weather
+        """Bytes a second that a worker's processor can pack, encrypt, add up and unpack."""
+        self.message_faults = FaultInjection(0) if message_faults is None else message_faults
         self.dead: list[tuple[int, int]] = []
-        """Workers and attempts whose connections have ended, and nobody has been told."""
+        """Workers and attempts whose connections have ended without a report to the coordinator."""
         self._gone: set[str] = set()
 
     def put(self, address: str, message: Message) -> None:
-        """Sends a message on its way; headers go through JSON and payloads are copied, as on a real wire."""
+        """Sends a message. Headers go through JSON and payloads are copied, as on a real wire."""
         header = json.dumps(message.header)
         payload = None if message.payload is None else memoryview(bytearray(message.payload))
         size = len(header) + FRAME_BYTES + (0 if payload is None else payload.nbytes)
         arrived = Message(message.sender, json.loads(header), payload)
         source, target = self._node(message.sender), self._node(_worker(address))
-        for late in self.weather.delays(source, target, self.time.now()):
+        for late in self.message_faults.delays(source, target, self.time.now()):
             self._network.send(source, target, size, functools.partial(self._come, address, arrived, late))
 
     def _come(self, address: str, message: Message, late: float) -> None:
@@ -54,12 +54,12 @@ class Ether(Room):
             self._deliver(address, message)
 
     def traffic(self, worker: int) -> Traffic:
-        """What has left a worker's node."""
+        """Bytes that have left a worker's node."""
         sent_bytes, busy_s = self._network.sent(self._node(worker))
         return Traffic(sent_bytes, busy_s, self._network.round_trip_s)
 
     def kill(self, worker: int, attempt: int) -> None:
-        """The machine's end of every connection is gone: what comes is dropped, and the coordinator notices."""
+        """Ends all connections of an attempt: messages to it are dropped, and the coordinator is told."""
         address = f"memory:{worker}.{attempt}"
         self._gone.add(address)
         self.inboxes.pop(address, None)
@@ -78,19 +78,19 @@ class Ether(Room):
         return _Link(self, me=worker, attempt=attempt)
 
     def silent(self, address: str) -> bool:
-        """Whether a worker has been killed: what it still says on its way out is not heard."""
+        """Whether a worker has been killed; its last messages are dropped."""
         return address in self._gone
 
 
 class _Link(MemoryLink):
-    """A worker's link, and what its processor takes for what crosses it."""
+    """A worker's link, with the processor time for the bytes that cross it."""
 
-    _room: Ether
+    _room: SimulatedWire
     _handled = 0
 
     def send(self, peer: int, header: dict[str, object], payload: memoryview | None = None) -> None:
         self._handled += 0 if payload is None else payload.nbytes
-        if header["t"] == "join":  # of a machine that is the same each time: a longer number takes longer on the wire
+        if header["t"] == "join":  # a fixed machine name, because a longer one would take longer on the network
             header = {**header, "host": f"machine-{self._me}", "pid": 0}
         if not self._room.silent(self.address):
             super().send(peer, header, payload)
@@ -107,10 +107,10 @@ class _Link(MemoryLink):
         return found
 
 
-class EtherHub(MemoryHub):
+class SimulatedHub(MemoryHub):
     """The coordinator's link; see `thinwire.transport.ports.Hub`."""
 
-    _room: Ether
+    _room: SimulatedWire
 
     def broken(self) -> list[tuple[int, int]]:
         found, self._room.dead = self._room.dead, []

@@ -1,8 +1,8 @@
-"""A network in virtual time: each node has a full-duplex link to one switch, shared fairly by what crosses it.
+"""A network in virtual time: each node has a full-duplex link to one switch, shared fairly among connections.
 
-What goes from one node to another keeps its order, as on one connection. Connections share what both ends have left:
-none could have more without another, that has no more, having less (max-min fairness), which is what TCP comes to on
-equal paths. Nothing is lost; a node that is cut off sends and hears nothing until it is healed.
+Messages from one node to another keep their order, as on one connection. Rates are max-min fair: no connection can get
+more without taking from one that has no more itself. TCP approaches this on equal paths. Nothing is lost; a node that
+is cut off neither sends nor receives until it is reconnected.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from thinwire.rules.period import Link
 
 Floats = NDArray[np.float64]
 SMALL_BYTES = 400
-"""What is smaller slips in between the others: it does not change what they get."""
+"""Smaller messages do not affect the rates of other messages."""
 DONE_BYTES = 1e-3
 
 
@@ -29,7 +29,7 @@ class _Packet(NamedTuple):
 
 
 def fair_rates(active: NDArray[np.bool_], up: Floats, down: Floats) -> Floats:
-    """What each connection gets, row to column, of what nodes can send and receive.
+    """The rate of each connection, from row to column, given the rates at which nodes can send and receive.
 
     >>> up = down = np.array([8.0, 8.0, 8.0])
     >>> fair_rates(np.array([[0, 1, 1], [0, 0, 1], [0, 0, 0]], dtype=bool), up, down).tolist()
@@ -53,7 +53,7 @@ def fair_rates(active: NDArray[np.bool_], up: Floats, down: Floats) -> Floats:
 
 
 class Network:
-    """Carries sizes between nodes 0 … count - 1, and calls what is to be called when they have come."""
+    """Transfers messages between nodes 0 … count - 1, and calls a function when each has arrived."""
 
     def __init__(self, time: VirtualTime, link: Link, count: int) -> None:
         self._time, self._link = time, link
@@ -70,7 +70,7 @@ class Network:
         self._flowed, self._sending_s = np.zeros(count), np.zeros(count)
 
     def send(self, source: int, target: int, size_bytes: int, deliver: Callable[[], None]) -> None:
-        """Sends so many bytes from a node to another; within one node they are there at once."""
+        """Sends bytes from one node to another; transfers within a node take no time."""
         if source == target:
             self._time.at(self._time.now(), deliver)
             return
@@ -90,25 +90,25 @@ class Network:
         return 2 * self._link.latency_s
 
     def sent(self, node: int) -> tuple[int, float]:
-        """Bytes that have left a node, and the seconds in which some did: a socket's view of its link."""
+        """Bytes that have left a node, and seconds in which it was sending, like a socket's statistics."""
         since = self._time.now() - self._seen
         left, rates = self._left[node], self._rates[node]
         flowed = self._flowed[node] + np.minimum(rates * since, left).sum()
         return int(flowed), float(self._sending_s[node] + ((left > 0) & (rates > 0)).any() * since)
 
     def busy(self, node: int) -> bool:
-        """Whether much crosses a node's link."""
+        """Whether a large transfer crosses a node's link."""
         return bool(self._left[node].any() or self._left[:, node].any())
 
     def cut(self, node: int, seconds: float) -> None:
-        """Takes a node off the network for so long."""
+        """Disconnects a node for a number of seconds."""
         until = self._time.now() + seconds
         self._cut[node] = max(until, self._cut.get(node, 0.0))
         self._change()
         self._time.at(until, lambda: self._heal(node))
 
     def drop(self, node: int) -> None:
-        """Lets go of all that is on its way to a node, or from it, and has not arrived."""
+        """Drops all messages to or from a node that have not arrived."""
         self._advance()
         for source, target in [pair for pair in self._lines if node in pair]:
             self._lines[source, target].clear()
@@ -116,7 +116,7 @@ class Network:
         self._change()
 
     def set_speed(self, bytes_per_s: float) -> None:
-        """Makes every node's link so fast from now on."""
+        """Sets the speed of every node's link."""
         self._speed[:] = bytes_per_s
         self._change()
 
@@ -133,7 +133,7 @@ class Network:
     # -- flows ------------------------------------------------------------------------------------------------------
 
     def _change(self) -> None:
-        """Shares are worked out once for all that changes at one moment."""
+        """Recomputes rates once for all changes at one moment."""
         if not self._dirty:
             self._dirty = True
             self._time.at(self._time.now(), self._settle)
@@ -156,7 +156,7 @@ class Network:
             self._settle()
 
     def _advance(self) -> None:
-        """Books what has flowed since the last change, and hands on what has come through."""
+        """Accounts for bytes transferred since the last change, and delivers completed messages."""
         now = self._time.now()
         flowed = self._rates * (now - self._seen)
         moving = self._left > 0

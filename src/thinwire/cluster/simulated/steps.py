@@ -1,4 +1,4 @@
-"""How long simulated steps take."""
+"""Durations of simulated steps."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ FLOAT_BYTES = 4
 
 
 class StepTimes:
-    """Draws each worker's step times, one after the other; the same ones for the same seed.
+    """Draws each worker's step times in order; the same seed draws the same times.
 
     Args:
-        step_s: what a step takes; None leaves it to what is measured here.
-        ratio: instead, in how many steps the whole model crosses the link there and back.
-        link: the link that `ratio` speaks of.
+        step_s: duration of a step; None leaves it to a measurement.
+        ratio: instead, the number of steps in whose time the whole model crosses the link and back.
+        link: the link for `ratio`.
         spread: standard deviation of a step's time over its mean (log-normal).
         slow: factors by worker.
-        contention: how much longer a step takes while the worker's machine sends or receives much.
-        busy: whether it does.
-        seed: of what is drawn.
+        contention: relative increase of a step's time while the worker's link is busy.
+        busy: whether a worker's link is busy.
+        seed: seed of the drawn times.
     """
 
     def __init__(
@@ -47,18 +47,18 @@ class StepTimes:
         return self.step_s is not None
 
     def settle(self, parameters: int, measure: Callable[[], float]) -> None:
-        """From here on it is known: by the ratio and the number of parameters, or by what a step takes here."""
+        """Fixes the duration of a step: by the ratio and the number of parameters, or by a measurement."""
         told = self.expected_s(parameters)
         self.step_s = measure() if told is None else told
 
     def expected_s(self, parameters: int) -> float | None:
-        """Seconds of a step of a network with so many parameters, where they are told."""
+        """Seconds of a step of a network with this number of parameters, where given."""
         if self.step_s is not None or self._ratio is None:
             return self.step_s
         return 2 * FLOAT_BYTES * parameters / self._link.bytes_per_s / self._ratio
 
     def draw(self, worker: int) -> float:
-        """The time of a worker's next step."""
+        """The duration of a worker's next step."""
         assert self.step_s is not None
         seconds = self.step_s * self._slow.get(worker, 1.0)
         if self._contention and self._busy(worker):

@@ -1,4 +1,4 @@
-"""What is done beside a worker's steps: at once, or in turn by a store that takes its time."""
+"""Executors in virtual time: immediate, or one task after the other with a fixed duration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Fiber = TypeVar("Fiber")
 
 
 class Fibers(Protocol[Fiber]):
-    """As much of virtual time as a store needs."""
+    """The part of virtual time that a store needs."""
 
     @property
     def current(self) -> Fiber:
@@ -32,7 +32,7 @@ class Fibers(Protocol[Fiber]):
 
 
 class AtOnce(Executor):
-    """Does what it is given at once: slow things take no virtual time."""
+    """Runs each task immediately, in no virtual time."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         done: Future[Any] = Future()
@@ -44,7 +44,7 @@ class AtOnce(Executor):
 
 
 class InTurn(Executor, Generic[Fiber]):
-    """Does one thing after the other in `seconds` each, on a fiber that ends with the fiber that gave them."""
+    """Runs tasks one after the other in `seconds` each, on a fiber that ends with the fiber that submitted them."""
 
     def __init__(self, time: Fibers[Fiber], name: str, seconds: float) -> None:
         self._time, self._name, self._seconds = time, name, seconds
@@ -85,7 +85,7 @@ class InTurn(Executor, Generic[Fiber]):
 
 
 class _Awaited(Future[Any], Generic[Fiber]):
-    """Is waited for in virtual time."""
+    """A future that is waited for in virtual time."""
 
     def __init__(self, time: Fibers[Fiber]) -> None:
         super().__init__()

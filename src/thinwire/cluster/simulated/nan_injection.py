@@ -1,4 +1,4 @@
-"""Numbers that are not finite, as an overflow makes them, in the steps of simulated workers."""
+"""Injects values that are not finite, as an overflow would, into the steps of simulated workers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from thinwire.cluster.simulated.fibers import VirtualTime
 NAN, INFINITY = float("nan"), float("inf")
 
 
-class Spell(NamedTuple):
-    """A worker's steps that end between two moments go wrong, a share of them."""
+class NanFault(NamedTuple):
+    """Affects a share of a worker's steps that end between two moments."""
 
     worker: int
     since_s: float
@@ -22,24 +22,24 @@ class Spell(NamedTuple):
     share: float
 
 
-class Flaws:
-    """What goes wrong in steps, drawn by the seed."""
+class NanInjection:
+    """Injects the values, drawn from the seed."""
 
-    def __init__(self, time: VirtualTime, spells: Sequence[Spell], seed: int) -> None:
-        self._time, self._spells = time, spells
+    def __init__(self, time: VirtualTime, faults: Sequence[NanFault], seed: int) -> None:
+        self._time, self._faults = time, faults
         self._random = random.Random(f"flaws {seed}")
 
     def around(self, worker: int, replica: Any) -> Any:
-        """A replica whose steps go wrong when they are to."""
-        spells = [spell for spell in self._spells if spell.worker == worker]
+        """A replica whose affected steps have values that are not finite."""
+        faults = [fault for fault in self._faults if fault.worker == worker]
         gradient = replica.gradient
-        if not spells:
+        if not faults:
             return replica
 
         def flawed(batch: Any) -> float:
             loss: float = gradient(batch)
             now = self._time.now()
-            wrong = [s for s in spells if s.since_s <= now < s.until_s and self._random.random() < s.share]
+            wrong = [s for s in faults if s.since_s <= now < s.until_s and self._random.random() < s.share]
             return self._spoil(replica, loss) if wrong else loss
 
         replica.gradient = flawed
@@ -49,7 +49,7 @@ class Flaws:
         what = self._random.random()
         if what < 0.2:
             return NAN
-        if what < 0.3:  # as where the step itself overflows
+        if what < 0.3:  # as if the update itself overflowed
             with torch.no_grad():
                 replica.vector[self._random.randrange(replica.vector.numel())] = INFINITY
             return loss

@@ -1,4 +1,4 @@
-"""The driver's end of a benchmark: starts a coordinator and workers, each on its node, and gathers their results."""
+"""The driver's end of a benchmark: starts a coordinator and workers on their nodes, and collects their results."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import time
 from typing import IO, Any
 
 from thinwire.errors import TimedOutError, WorkerError
-from thinwire_lab.bench.seats import make_keys
+from thinwire_lab.bench.worker_process import make_keys
 from thinwire_lab.testbed import Testbed
 
 MEETING_PORT = 29500
 
 
-class Crew:
-    """Processes of one benchmark: a coordinator and workers, on a testbed's nodes or, without one, on loopback.
+class Processes:
+    """Processes of one benchmark: a coordinator and workers, on a testbed's nodes or on loopback.
 
-    A testbed needs one node more than there are workers: the last is the coordinator's.
+    A testbed needs one more node than workers: the last node is the coordinator's.
     """
 
     def __init__(self, bed: Testbed | None, *, workers: int = 2, threads: int = 1, plain: bool = False) -> None:
@@ -50,7 +50,7 @@ class Crew:
             self.close()
 
     def close(self) -> None:
-        """Ends what still runs."""
+        """Ends the processes that still run."""
         for process, log in self._running:
             try:
                 process.wait(3.0)

@@ -1,4 +1,4 @@
-"""Fits of one process that run at the same time share the slots of their cluster, and those that do not fit wait."""
+"""Shares the slots of a cluster among simultaneous fits of one process; fits that find no free slots wait."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import threading
 from collections.abc import Iterator
 
 
-class Turns:
-    """Who has how many slots of one cluster. Fits are let in by the order in which they came."""
+class SlotQueue:
+    """Slots of one cluster that fits hold or wait for. Fits are admitted in the order of their requests."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -19,17 +19,17 @@ class Turns:
 
     @property
     def waiting(self) -> int:
-        """How many fits wait for slots."""
+        """Number of fits that wait for slots."""
         with self._changed:
             return len(self._waiting)
 
     @contextlib.contextmanager
     def slots(self, wanted: int | None, there: int) -> Iterator[None]:
-        """Waits until a fit's slots are free of other fits of this process, and holds them meanwhile.
+        """Waits until other fits of this process leave enough slots free, and holds the slots during the block.
 
         Args:
-            wanted: how many workers it has; None takes all, and so does a number that the cluster never has.
-            there: how many slots the cluster has.
+            wanted: number of workers; None takes all slots, and so does a number larger than the cluster.
+            there: number of slots of the cluster.
         """
         count = min(wanted or there, there)
         with self._changed:
@@ -50,10 +50,10 @@ class Turns:
 
 
 _lock = threading.Lock()
-_turns: dict[str, Turns] = {}
+_queues: dict[str, SlotQueue] = {}
 
 
-def turns_of(application: str) -> Turns:
-    """Those of a Spark application."""
+def queue_of(application: str) -> SlotQueue:
+    """The queue of a Spark application."""
     with _lock:
-        return _turns.setdefault(application, Turns())
+        return _queues.setdefault(application, SlotQueue())

@@ -1,6 +1,6 @@
-"""A model that keeps accounts: each step of each worker adds a one to a place of its own.
+"""A model as a ledger: each step of each worker adds a one to a place of its own.
 
-With a learning rate of 1 the joint model can be read as a ledger: which steps are in it, and how often.
+With a learning rate of 1 the joint model shows which steps it contains, and how often.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PLACES = 512
 
 
 class Ledger(nn.Module):
-    """The places, once for each part of a replica; `place` is the one that the next step adds to."""
+    """The places, once for each part of a replica; `place` is the one to which the next step adds."""
 
     def __init__(self, parts: int = 1) -> None:
         super().__init__()
@@ -38,50 +38,50 @@ class Ledger(nn.Module):
 
 
 def loss(output: Tensor, label: Tensor) -> Tensor:
-    """What the ledger says, whatever the label."""
+    """The model's output itself, without regard to the label."""
     return output
 
 
 class StepTimes:
-    """What the steps of one worker take, drawn by the seed."""
+    """Durations of one worker's steps, drawn from the seed."""
 
-    def __init__(self, witness: InvariantChecker, spec: TrainSpec, step_s: float, spread: float) -> None:
-        self._time, self._step_s, self._spread = witness.time, step_s, spread
-        self._random = random.Random(f"{spec.seed} {witness.owner()}")
+    def __init__(self, checker: InvariantChecker, spec: TrainSpec, step_s: float, spread: float) -> None:
+        self._time, self._step_s, self._spread = checker.time, step_s, spread
+        self._random = random.Random(f"{spec.seed} {checker.owner()}")
 
     def step(self) -> None:
-        """Lets the time of a step pass."""
+        """Waits for the time of a step."""
         factor = math.exp(self._random.gauss(0.0, self._spread)) if self._spread else 1.0
         self._time.work(self._step_s * factor)
 
 
-class TokenReplica(TorchReplica):
-    """A replica whose steps take virtual time and leave a mark."""
+class LedgerReplica(TorchReplica):
+    """A replica whose steps take virtual time and mark their places."""
 
     def __init__(
-        self, witness: InvariantChecker, model: Any, spec: TrainSpec, worker: int, *, step_s: float, spread: float
+        self, checker: InvariantChecker, model: Any, spec: TrainSpec, worker: int, *, step_s: float, spread: float
     ):
         super().__init__(model, spec, worker)
-        self._witness, self._owner = witness, witness.owner()
-        self._times = StepTimes(witness, spec, step_s, spread)
+        self._checker, self._owner = checker, checker.owner()
+        self._times = StepTimes(checker, spec, step_s, spread)
 
     def gradient(self, batch: Any) -> float:
         self._times.step()
         assert isinstance(self.module, Ledger)
-        self.module.place = self._witness.stepped(self._owner, tuple(batch.position), batch.num_rows)
+        self.module.place = self._checker.stepped(self._owner, tuple(batch.position), batch.num_rows)
         return super().gradient(batch)
 
 
-class TokenPart(GroupReplica):
-    """A member's part of such a replica: a step of the group leaves the same mark in every part."""
+class LedgerPart(GroupReplica):
+    """A group member's part of such a replica: a step of the group marks the same place in every part."""
 
     def __init__(
-        self, witness: InvariantChecker, spec: TrainSpec, worker: int, crew: Crew, *, step_s: float, spread: float
+        self, checker: InvariantChecker, spec: TrainSpec, worker: int, crew: Crew, *, step_s: float, spread: float
     ):
         self.crew, self.device = crew, torch.device("cpu")
         self.module = ledger = Ledger()
-        self._witness, self._owner = witness, witness.owner()
-        self._times = StepTimes(witness, spec, step_s, spread)
+        self._checker, self._owner = checker, checker.owner()
+        self._times = StepTimes(checker, spec, step_s, spread)
         self._equip(spec, worker, Part({"values": ledger.values}, dict(ledger.named_buffers())), ledger)
 
     def gradient(self, batch: Any) -> float:
@@ -91,8 +91,9 @@ class TokenPart(GroupReplica):
         self._times.step()
         place: int | None = -1
         if batch is not self.spare:
-            place = self._witness.stepped(self._owner, tuple(batch.position), batch.num_rows)
-        told = self.crew.tell([-1.0 if place is None else float(place)])  # one mark for all, that of a member with rows
+            place = self._checker.stepped(self._owner, tuple(batch.position), batch.num_rows)
+        # all members mark the place of a member with rows
+        told = self.crew.tell([-1.0 if place is None else float(place)])
         first = int(max((each[0] for each in told), default=-1.0))
         assert isinstance(self.module, Ledger)
         gradient = torch.zeros_like(self.module.values)

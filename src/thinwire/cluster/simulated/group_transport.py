@@ -1,7 +1,7 @@
-"""Groups in virtual time: members hand each other tensors over the simulated network, as gloo does between processes.
+"""Groups in virtual time: members transfer tensors over the simulated network, as processes do through gloo.
 
-A connection between two members behaves as one of TCP: nothing is lost or repeated while both processes live, a lossy
-link only delays, and the end of one process fails what the others wait for. How soon they notice is drawn by the seed.
+A connection between two members behaves like TCP: nothing is lost or repeated while both processes live, and a lossy
+link only delays. The end of one process makes the others' waits fail, after a delay drawn from the seed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from thinwire.errors import ConfigError
 from thinwire.placement import Crew
 
 RESEND_S = 0.2
-"""After so long TCP sends a lost segment again."""
+"""Seconds after which TCP sends a lost segment again."""
 NOTICED_S = (0.0, 0.01, 0.2, 1.0)
-"""How long it may take until a member sees that another's process has ended."""
+"""Delays after which a member notices that another member's process has ended."""
 
 
 class Owner(NamedTuple):
@@ -33,17 +33,17 @@ class Owner(NamedTuple):
     attempt: int
 
 
-class Meetings:
-    """All meetings of the groups of one run."""
+class GroupTransport:
+    """The meetings of all groups of one run."""
 
-    def __init__(self, time: VirtualTime, network: Network, weather: FaultInjection, seed: int) -> None:
-        self.time, self.network, self.weather = time, network, weather
+    def __init__(self, time: VirtualTime, network: Network, message_faults: FaultInjection, seed: int) -> None:
+        self.time, self.network, self.message_faults = time, network, message_faults
         self._chance = random.Random(f"{seed} meetings")
         self._held: dict[tuple[str, str], _Meeting] = {}
         self.dead: set[Owner] = set()
 
     def reset(self) -> None:
-        """Forgets the workers of an earlier launch, whose attempts have the same numbers as those of the next."""
+        """Removes the workers of an earlier launch, because the attempts of the next launch have the same numbers."""
         self._held.clear()
         self.dead.clear()
 
@@ -52,11 +52,11 @@ class Meetings:
         return Crew(worker % size, size, carrier=_Carrier(self, Owner(worker, attempt), size))
 
     def at(self, address: str, name: str) -> _Meeting:
-        """The meeting of that name at an address, held from the first call on."""
+        """The meeting of that name at an address; created by the first call."""
         return self._held.setdefault((address, name), _Meeting(self))
 
     def kill(self, worker: int, attempt: int) -> None:
-        """A process has ended: the others of its group notice, sooner or later."""
+        """Notes that a process has ended; the other members of its group notice after a delay."""
         owner = Owner(worker, attempt)
         self.dead.add(owner)
         for meeting in self._held.values():
@@ -67,10 +67,10 @@ class Meetings:
 
 
 class _Meeting:
-    """Who has come, what was sent and has arrived, and who waits for something."""
+    """Members that are present, pieces that have arrived, and fibers that wait."""
 
-    def __init__(self, meetings: Meetings) -> None:
-        self._of, self._time = meetings, meetings.time
+    def __init__(self, transport: GroupTransport) -> None:
+        self._transport, self._time = transport, transport.time
         self.present: dict[int, Owner] = {}
         self.gone: set[int] = set()
         self.arrived: dict[tuple[int, int, int], Tensor] = {}
@@ -82,7 +82,7 @@ class _Meeting:
         self.wake()
 
     def lose(self, part: int) -> None:
-        """A member's connections are closed."""
+        """Closes a member's connections."""
         self.gone.add(part)
         self.wake()
 
@@ -92,7 +92,7 @@ class _Meeting:
             self._time.wake(fiber)
 
     def wait(self, until: Callable[[], bool], others: set[int], deadline: float) -> None:
-        """Waits, unless one of these members is gone."""
+        """Waits for a condition; raises RuntimeError if one of `others` is gone, or after the deadline."""
         while not until():
             if others & self.gone:
                 raise RuntimeError(f"connection closed by peer {min(others & self.gone)}")
@@ -102,7 +102,7 @@ class _Meeting:
             self._time.park(None if deadline == math.inf else deadline - self._time.now())
 
     def post(self, key: tuple[int, int, int], piece: Tensor) -> None:
-        """Sends a copy of a piece on its way."""
+        """Sends a copy of a piece."""
         copy = piece.detach().clone()
         source, target = self.present[key[0]].worker, self.present[key[1]].worker
 
@@ -111,10 +111,10 @@ class _Meeting:
             self.wake()
 
         def leave() -> None:
-            if not self._of.weather.delays(source, target, self._time.now()):
+            if not self._transport.message_faults.delays(source, target, self._time.now()):
                 self._time.at(self._time.now() + RESEND_S, leave)
             elif key[1] not in self.gone:
-                self._of.network.send(source, target, copy.numel() * copy.element_size(), arrive)
+                self._transport.network.send(source, target, copy.numel() * copy.element_size(), arrive)
 
         leave()
 
@@ -122,8 +122,8 @@ class _Meeting:
 class _Carrier:
     """One member's end; see `thinwire.placement.crew.Carrier`."""
 
-    def __init__(self, meetings: Meetings, owner: Owner, size: int) -> None:
-        self._meetings, self._owner = meetings, owner
+    def __init__(self, transport: GroupTransport, owner: Owner, size: int) -> None:
+        self._transport, self._owner = transport, owner
         self._part, self._size = owner.worker % size, size
         self._meeting: _Meeting | None = None
         self._swaps = 0
@@ -135,12 +135,12 @@ class _Carrier:
 
     def meet(self, address: str, name: str, timeout_s: float) -> None:
         worker, _, attempt = address.partition(":")[2].partition(".")
-        if Owner(int(worker), int(attempt)) in self._meetings.dead:
+        if Owner(int(worker), int(attempt)) in self._transport.dead:
             raise RuntimeError(f"connection refused: no peer at {address}")
-        meeting = self._meetings.at(address, name)
+        meeting = self._transport.at(address, name)
         self._meeting, self._patience_s, self._swaps = meeting, timeout_s, 0
         meeting.come(self._part, self._owner)
-        deadline = self._meetings.time.now() + timeout_s
+        deadline = self._transport.time.now() + timeout_s
         others = set(range(self._size)) - {self._part}
         meeting.wait(lambda: len(meeting.present) == self._size, others, deadline)
 
@@ -173,7 +173,7 @@ class _Carrier:
         raise ConfigError("a pipeline runs in processes; simulate tw.Planned or tw.TensorParallel in its place")
 
     def deadline(self) -> float:
-        return self._meetings.time.now() + self._patience_s
+        return self._transport.time.now() + self._patience_s
 
     def _met(self) -> _Meeting:
         if self._meeting is None:
@@ -182,7 +182,7 @@ class _Carrier:
 
 
 class _Work:
-    """Pieces on their way to one member, and where each is to lie; see `thinwire.placement.crew.Work`."""
+    """Pieces in transfer to one member, and their tensors; see `thinwire.placement.crew.Work`."""
 
     def __init__(self, carrier: _Carrier, meeting: _Meeting, wanted: dict[tuple[int, int, int], Tensor]) -> None:
         self._meeting, self._wanted, self._deadline = meeting, wanted, carrier.deadline()

@@ -1,6 +1,7 @@
-"""Replicas that go through the network as one: their parameters are rows of one matrix, and vmap does the rest.
+"""Computes several replicas in one pass: their parameters are rows of one matrix, and vmap runs the network on all
+rows.
 
-For networks whose layers cost more to call than to compute, which are those with many workers.
+For networks whose layers cost more to call than to compute, which is typical for runs with many workers.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from thinwire.parameters import FlatParameters
 from thinwire.replicas import BackPropagation, TorchReplica
 
 
-def stackable(replica: TorchReplica) -> bool:
-    """Whether one pass through several replicas gives what each would give, and is worth it.
+def can_vmap(replica: TorchReplica) -> bool:
+    """Whether one pass through several replicas gives the results of separate passes, and is faster.
 
-    Convolutions of several networks at once are slower than one after the other; recurrent layers refuse vmap.
+    Convolutions of several networks at once are slower than one after the other; recurrent layers do not support vmap.
     """
     plain = type(replica.spec.algorithm) is BackPropagation and replica.spec.precision == "float32"
     kinds = (nn.modules.conv._ConvNd, nn.RNNBase)
@@ -31,8 +32,8 @@ def stackable(replica: TorchReplica) -> bool:
     )
 
 
-class Stack:
-    """See `thinwire.cluster.simulated.gradient_batching.Way`; buffers are rows of matrices too."""
+class VmapBatching:
+    """See `thinwire.cluster.simulated.gradient_batching.BatchMethod`; buffers are also rows of matrices."""
 
     least = 2
 
@@ -40,11 +41,11 @@ class Stack:
         self._matrix = torch.zeros(rows, size, device=device)
         self._buffers: dict[str, Tensor] = {}
         self._unused: dict[tuple[bool, ...], set[str]] = {}
-        """Parameters that the loss does not depend on, which have no gradient, rather than one of zeros; by which
-        parameters require one."""
+        """Parameters on which the loss does not depend: they get no gradient, rather than zeros. The key says which
+        parameters require gradients."""
 
     def take_in(self, replica: TorchReplica, row: int) -> None:
-        """Moves a replica's parameters and buffers into a row of their own."""
+        """Moves a replica's parameters and buffers into its row."""
         replica.parameters.move_to(self._matrix[row])
         for path, module in replica.module.named_modules():
             for name, buffer in module._buffers.items():
@@ -80,7 +81,7 @@ class Stack:
 
         axes = (0, 0, 0, None if labels is None else 0, None if weights is None else 0)
         grown = torch.func.vmap(torch.func.grad_and_value(loss_of), in_dims=axes, randomness="different")
-        if known is None:  # whether it can be done at all shows now, and must leave no trace
+        if known is None:  # the first pass may fail, and must not change buffers
             kept = {name: values.clone() for name, values in self._buffers.items()}
             try:
                 grown(parameters, buffers, inputs, labels, weights)
@@ -105,17 +106,17 @@ def _trained(replica: TorchReplica) -> tuple[bool, ...]:
 
 
 def _unused(replica: TorchReplica, batch: Any) -> set[str]:
-    """The parameters, by name, that a batch's loss does not depend on.
+    """Names of the parameters on which a batch's loss does not depend.
 
     Raises:
-        RuntimeError: A pass changes what the network keeps beside its tensors, which each replica must do for itself.
+        RuntimeError: A pass changes attributes of the network, which each replica must do separately.
     """
     module, parameters = replica.module, replica.parameters
     with untouched(module):
         before = attributes_of(module), _trained(replica)
         loss = replica.objective.mean(module(*batch.inputs), batch.label, batch.weight)
         if (attributes_of(module), _trained(replica)) != before:
-            raise RuntimeError("the network counts its passes, or changes what it trains, as it goes")
+            raise RuntimeError("a pass changes the network's attributes, or which parameters it trains")
         asked = [p for p in parameters.tensors if p.requires_grad]
         found = torch.autograd.grad(loss, asked, allow_unused=True)
         used = {id(p) for p, gradient in zip(asked, found, strict=True) if gradient is not None}
@@ -123,7 +124,7 @@ def _unused(replica: TorchReplica, batch: Any) -> set[str]:
 
 
 def _named(parameters: FlatParameters, matrix: Tensor) -> dict[str, Tensor]:
-    """The parameters of all rows, by name: views of the matrix."""
+    """The parameters of all rows by name, as views of the matrix."""
     found = {}
     for name, offset, one in zip(parameters.names, parameters.offsets, parameters.tensors, strict=True):
         found[name] = matrix[:, offset : offset + one.numel()].view(len(matrix), *one.shape)

@@ -1,4 +1,4 @@
-"""The worker's end of a benchmark: real links, peers and coordinator, in processes that a `Crew` starts."""
+"""The worker's end of a benchmark: real links, peers and coordinator, in processes that a `Processes` starts."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ S = TypeVar("S", bound=Signal)
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where one worker of a benchmark sits; travels to it as JSON, through a pipe."""
+    """The place of one worker in a benchmark; sent to the worker as JSON, through a pipe."""
 
     worker: int
     workers: int
     host: str
     coordinator: str
     first: str
-    """The first worker's host, where torch.distributed meets."""
+    """The first worker's host, where torch.distributed's processes meet."""
     port: int
-    """A free port there."""
+    """A free port on the first worker's host."""
     keys: tuple[str, str, str, str]
 
 
@@ -53,7 +53,7 @@ def make_keys() -> tuple[str, str, str, str]:
 
 
 def join(place: Place, joint: JointState, codec_name: str, rows: int = 1, **kind: Any) -> Peer:
-    """A worker's exchange, not yet started."""
+    """A worker's exchange, before it starts."""
     keys = Keys(*(k.encode() for k in place.keys))
     link = ZmqLink(me=place.worker, attempt=0, keys=keys, coordinator=place.coordinator, host=place.host)
     seat = PeerSeat(place.worker, 0, hello() | {"rows": rows})
@@ -61,7 +61,7 @@ def join(place: Place, joint: JointState, codec_name: str, rows: int = 1, **kind
 
 
 def wait_for(peer: Peer, kind: type[S], timeout_s: float = 120.0) -> S:
-    """The next signal of a kind; others are passed over."""
+    """The next signal of a kind; discards signals of other kinds."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         for signal in peer.signals(0.5):
@@ -69,7 +69,7 @@ def wait_for(peer: Peer, kind: type[S], timeout_s: float = 120.0) -> S:
                 raise signal.error
             if isinstance(signal, kind):
                 return signal
-    raise TimedOutError(f"no {kind.__name__} came within {timeout_s:g} s; is another worker of the benchmark gone?")
+    raise TimedOutError(f"no {kind.__name__} came within {timeout_s:g} s; look at the output of the other workers")
 
 
 def leave(peer: Peer) -> None:
@@ -79,7 +79,7 @@ def leave(peer: Peer) -> None:
 
 
 class NoReplacements:
-    """A workforce that starts nobody: the crew watches its processes itself."""
+    """A workforce without replacements: the benchmark's driver watches the processes itself."""
 
     revives = False
 
@@ -94,7 +94,7 @@ class NoReplacements:
 
 
 def coordinate(host: str, workers: int, keys: tuple[str, str, str, str]) -> dict[str, Any]:
-    """Runs the coordinator of a benchmark; its first line of output is the address."""
+    """Runs the coordinator of a benchmark; prints its address first."""
     hub = ZmqHub(keys=Keys(*(k.encode() for k in keys)), host=host)
     print(json.dumps({"address": hub.address}), flush=True)
     policy = Policy(workers=workers, deadlines=Deadlines(silence_s=60.0))
@@ -106,7 +106,7 @@ def coordinate(host: str, workers: int, keys: tuple[str, str, str, str]) -> dict
 
 
 def without_curve() -> None:
-    """Takes authentication and encryption off this process's links, to see what they cost. Only ever in a benchmark."""
+    """Removes authentication and encryption from this process's links, to measure their cost. For benchmarks only."""
 
     class Plain(wire._Sockets):
         def _authenticated(self, socket: Any) -> None:
@@ -119,14 +119,14 @@ def without_curve() -> None:
 
 
 def main(tasks: dict[str, Callable[..., dict[str, Any]]]) -> None:
-    """Runs the task that stdin names; its result is the last line of output."""
+    """Runs the task that stdin names; prints the result as the last line."""
     order = json.loads(sys.stdin.readline())
     if order.get("plain"):
         without_curve()
     if order["task"] == "coordinate":
         found = coordinate(order["host"], order["workers"], order["keys"])
     else:
-        make_own(int(order["threads"]))  # as real workers do
+        make_own(int(order["threads"]))  # the same settings as in real workers
         found = tasks[order["task"]](Place(**order["place"]), **order["options"])
     print(json.dumps(found), flush=True)
-    os._exit(0)  # gloo's and zmq's threads must not hold up the end
+    os._exit(0)  # threads of gloo and zmq must not delay the exit
