@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from thinwire.coordinator import checkpoints, ending, generation, member
+from thinwire.exchange import ledger
 from thinwire.protocol.transitions import Transitions
 from thinwire.worker import life, publication
 
@@ -76,6 +77,14 @@ MACHINES = (
         "One at each worker for each joint model that is published. The verdict is noted beside it: a worker may hear "
         "the verdict on a publication that it never had.",
         publication.TRANSITIONS,
+    ),
+    Machine(
+        "A round at one worker",
+        "exchange/ledger.py",
+        "Ledger",
+        "One for each round at each worker that takes part in it, through all generations until the round is over. "
+        "That the stepping thread adopts the reply of a round that has landed is no part of it.",
+        ledger.TRANSITIONS,
     ),
 )
 

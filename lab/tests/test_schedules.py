@@ -182,7 +182,7 @@ def no_memory_of_what_was_merged(patch: Any) -> None:
 
 def nobody_is_ever_behind(patch: Any) -> None:
     """A worker that was away goes on with what it has."""
-    patch.setattr(mesh.Mesh, "_holds", lambda self, commit: True)
+    patch.setattr(mesh.Mesh, "holds", lambda self, commit: True)
 
 
 def words_are_said_once(patch: Any) -> None:

@@ -245,16 +245,16 @@ def test_a_worker_that_is_killed_and_not_replaced_takes_no_more_steps() -> None:
 
 def test_a_gradient_does_not_leave_before_its_step_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a network that is computed with the others' when the fastest is done, and streamed to servers."""
-    from thinwire.exchange.table.table import Table
+    from thinwire.exchange.table.updates import Updates
 
     fed: list[tuple[int, float]] = []
-    inner = Table.feed
+    inner = Updates.feed
 
     def feed(self: Any, round: int, keys: list[int], absent: frozenset[int]) -> None:
-        fed.append((self._identity.worker, self.time.now()))
+        fed.append((self._station.worker, self._station.time.now()))
         inner(self, round, keys, absent)
 
-    monkeypatch.setattr(Table, "feed", feed)
+    monkeypatch.setattr(Updates, "feed", feed)
     cluster = tw.Simulated(workers=2, step_s=1.0, slow={1: 5.0})
     fit(cluster, "parameter_table", model="cnn8", epochs=None, steps=3, validation=None)
     assert min(at for worker, at in fed if worker == 1) >= 5.0

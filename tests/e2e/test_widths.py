@@ -119,7 +119,7 @@ def test_a_float16_overflow_halves_the_scale_and_the_step_is_computed_again() ->
     wide = TorchReplica(net, TrainSpec(loss=steep, optimizer=sgd, device="cpu"))
     half.gradient(batch)
     wide.gradient(batch)
-    assert Scale(half._memory).value < FIRST_SCALE
+    assert Scale(half.gradients.memory).value < FIRST_SCALE
     for one, other in zip(half.parameters.tensors, wide.parameters.tensors, strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=0.05, atol=0.05)
     assert half.flaw(1.0) is None

@@ -20,12 +20,12 @@ from thinwire.errors import ProtocolError, TimedOutError
 from thinwire.exchange.identity import Identity, TreeCodec
 from thinwire.exchange.joint import JointState
 from thinwire.exchange.member import Member
-from thinwire.exchange.mesh import Mesh
 from thinwire.exchange.peer import Peer
-from thinwire.exchange.round import cut
-from thinwire.exchange.rounds import Lane, Launch, Rounds
+from thinwire.exchange.round import Lane, Launch, cut
+from thinwire.exchange.rounds import Rounds
+from thinwire.exchange.slices import SliceSumming
 from thinwire.exchange.snapshot import snapshot_of
-from thinwire.exchange.table.table import Table
+from thinwire.exchange.table.table import on_table
 from thinwire.parameters import Fragment
 from thinwire.protocol.clock import RealTime
 from thinwire.protocol.messages import COORDINATOR, Message
@@ -99,7 +99,8 @@ def _machine(residuals: torch.Tensor) -> Rounds:
         chosen = codec(name)
         return Lane(chosen, residuals[0], residuals[1], True) if chosen.lossy else Lane(chosen)
 
-    return Rounds(0, lambda peer, header, payload: None, lane, quorum=0.5, longest=1 << 14, clock=lambda: 0.0)
+    summing = SliceSumming(0, lambda peer, body, payload: None, quorum=0.5, clock=lambda: 0.0)
+    return Rounds(0, summing, lane, longest=1 << 14, clock=lambda: 0.0)
 
 
 def _rounds(data: bytes) -> None:
@@ -115,7 +116,7 @@ def _rounds(data: bytes) -> None:
             break
         header, sender = draw.changed(draw.pick((PART, SUM, OPEN))), draw.pick((1, 2, 0, 9))
         machine.receive(sender, as_sent(header), _payload(draw))
-        machine.completed()
+        machine.summed()
     machine.tick()
     machine.waiting_for()
     assert sum(fragment.size for _, fragment, _ in machine.wanted()) <= 64 << 14
@@ -162,7 +163,7 @@ NOTE = {"rows": 5, "setting": {"fragments": 2}, "since": 1, "publish": 1}
 
 
 def _begun(member: Member, link: _Link, digest: str, more: dict[str, Any]) -> None:
-    member.digest = digest
+    member.standing.digest = digest
     link.ready = [Message(COORDINATOR, as_sent(COMMIT | more))]
     member.turn()
 
@@ -176,12 +177,13 @@ def _mesh(data: bytes) -> None:
     _warm()
     draw, link = Draw(data), _Link()
     joint = JointState(MPCA(), torch.zeros(SIZE), 3)
-    member = Mesh(link, Identity(0, 0, {}), joint, codec_name="float32", trees=TREES)
+    member = Member(link, Identity(0, 0, {}), joint, codec_name="float32", trees=TREES)
     behind = draw.byte() % 2
     _begun(member, link, "other" if behind else "same", {})
     if not behind:
-        number, fragment = member.claim()
-        member.contribute(number, fragment, torch.ones(fragment.size), 1.0, {})
+        launching = member.training.launching
+        number, fragment = launching.claim()
+        launching.launch(number, fragment, torch.ones(fragment.size), 1.0, {})
     whole = list(joint.fragment(0))
     for _ in range(4):
         if not draw.more:
@@ -341,13 +343,15 @@ ANSWER = {"since": 0, "line": 0, "live": [], "due": [], "still": [], "kept": {},
 def _table(data: bytes) -> None:
     draw, link = Draw(data), _Link()
     joint = JointState(EASGD(tuple_size=TUPLE, servers="spread"), torch.zeros(3 * TUPLE), 3)
-    member = Table(link, Identity(0, 0, {}), joint, codec_name="float32", trees=TREES, workers=3)
+    kind = on_table(workers=3)
+    member = Member(link, Identity(0, 0, {}), joint, codec_name="float32", trees=TREES, kind=kind)
+    launching = member.training.launching
     try:
         more = {str(w): ANSWER for w in range(3)}
         _begun(member, link, "same", {"more": more, "reference": draw.byte() % 2})
-        member.open(1, torch.zeros(3 * TUPLE))
-        number, fragment = member.claim()
-        member.contribute(number, fragment, torch.ones(3 * TUPLE), 1.0, {"rows": 1})
+        member.training.viewing.open(1, torch.zeros(3 * TUPLE))
+        number, fragment = launching.claim()
+        launching.launch(number, fragment, torch.ones(3 * TUPLE), 1.0, {"rows": 1})
         for _ in range(5):
             if not draw.more:
                 break

@@ -25,7 +25,7 @@ from thinwire.errors import CheckpointError, ConfigError, DataError, ProtocolErr
 from thinwire.exchange.spark import box, link, post, tasks
 from thinwire.exchange.spark.link import SparkLink, SparkWire
 from thinwire.models import ZOO, ZooModel
-from thinwire.run.session import composed
+from thinwire.run.definition import composed
 
 AT_ONCE = 4 << 20
 """Memory that may be taken before the bytes for it have come."""

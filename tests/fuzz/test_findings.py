@@ -36,7 +36,7 @@ from thinwire.data.shards import Shard, write_shard
 from thinwire.errors import CheckpointError, ConfigError, DataError, ProtocolError
 from thinwire.exchange.identity import Identity, TreeCodec
 from thinwire.exchange.joint import JointState
-from thinwire.exchange.mesh import Mesh
+from thinwire.exchange.member import Member
 from thinwire.exchange.spark import box
 from thinwire.exchange.spark.link import SparkLink, SparkWire
 from thinwire.exchange.spark.tasks import understood
@@ -73,9 +73,9 @@ def test_a_piece_that_is_of_no_parcel_is_refused(index: int, count: int) -> None
 # -- members ----------------------------------------------------------------------------------------------------------
 
 
-def member(digest: str) -> tuple[Mesh, _Link, JointState]:
+def member(digest: str) -> tuple[Member, _Link, JointState]:
     link, joint = _Link(), JointState(MPCA(), torch.zeros(SIZE), 3)
-    found = Mesh(link, Identity(0, 0, {}), joint, codec_name="float32", trees=TreeCodec(encode, decode))
+    found = Member(link, Identity(0, 0, {}), joint, codec_name="float32", trees=TreeCodec(encode, decode))
     _begun(found, link, digest, {})
     return found, link, joint
 
@@ -98,7 +98,7 @@ def test_a_joint_state_that_does_not_fit_is_refused_and_nothing_of_it_is_kept(ch
     tree["joint"] |= change
     link.ready = [Message(1, {"t": "state", "g": 1, "a": 0, "i": 0, "n": 1}, memoryview(encode(tree)))]
     found.turn()
-    assert found._rounds.refused == 1
+    assert found.rounds.refused == 1
     assert torch.equal(joint.model, torch.zeros(SIZE))
     assert joint.cuts.newest.size == SIZE
 
@@ -113,7 +113,7 @@ def test_a_note_that_would_end_every_worker_is_refused_when_it_comes(note: dict[
     whole = {"s": list(joint.fragment(0)), "n": note}
     link.ready = [Message(1, json.loads(json.dumps(PART | whole)), memoryview(bytearray(4 * 256)))]
     found.turn()
-    assert found._rounds.refused == 1
+    assert found.rounds.refused == 1
 
 
 # -- the driver -------------------------------------------------------------------------------------------------------

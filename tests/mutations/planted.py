@@ -26,7 +26,7 @@ MUTATIONS = (
     Mutation(
         name="gradients are added to those of the step before",
         guarantee="one worker equals plain PyTorch",
-        file="src/thinwire/replicas/torch.py",
+        file="src/thinwire/replicas/gradients.py",
         old="  # what zero_grad does, which takes 20 times as long to get there\n            parameter.grad = None\n",
         new="\n            pass\n",
         tests=(f"{FIT}::test_one_worker_equals_plain_training_bit_for_bit_and_exchanges_nothing",),
@@ -74,7 +74,7 @@ MUTATIONS = (
     Mutation(
         name="a resumed optimizer begins without its state",
         guarantee="resume equals an unbroken run, bit for bit",
-        file="src/thinwire/replicas/torch.py",
+        file="src/thinwire/replicas/learning.py",
         old='        self.optimizer.load_state_dict(tree["optimizer"])\n',
         new="",
         tests=(f"{RESUME}::test_a_run_cut_short_twice_comes_to_the_same_parameters_bit_for_bit",),

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import ProtocolError
-from thinwire.exchange.rounds import Completed, Lane, Launch, Rounds
+from thinwire.exchange.round import Completed, Lane, Launch, cut
+from thinwire.exchange.rounds import Rounds
+from thinwire.exchange.slices import SliceSumming
 from thinwire.parameters import Fragment
 from thinwire.protocol.forms import Body, header_of
 from thinwire.protocol.messages import AMONG_WORKERS, Sum
@@ -92,9 +94,8 @@ class Mesh:
         self.residual[worker] = torch.zeros(self.size)
         self.owner_residual[worker] = torch.zeros(self.size)
         self.landed.setdefault(worker, {})
-        self.machines[worker] = Rounds(
-            worker, send, lane, quorum=self._quorum, grace_s=self._grace_s, clock=lambda: self.now
-        )
+        summing = SliceSumming(worker, send, quorum=self._quorum, grace_s=self._grace_s, clock=lambda: self.now)
+        self.machines[worker] = Rounds(worker, summing, lane, clock=lambda: self.now)
 
     def launch(
         self,
@@ -155,11 +156,12 @@ class Mesh:
         return moved
 
     def _collect(self, worker: int) -> None:
-        for done in self.machines[worker].completed():
-            assert done.key not in self.landed[worker], f"worker {worker} completed {done.key} twice"
+        for done in self.machines[worker].summed():
+            kept = self.landed[worker].get(done.key)
+            assert kept is None or kept is done, f"worker {worker} completed {done.key} twice"
             self.landed[worker][done.key] = done
             if worker not in self.keeping:
-                self.machines[worker].settle(done.key)
+                self.machines[worker].land(done.key)
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -180,8 +182,6 @@ class Mesh:
         return total
 
     def chunks(self, key: str) -> list[tuple[int, int]]:
-        from thinwire.exchange.rounds import cut
-
         done = self.landed[next(iter(self.machines))][key]
         bits = codec("float32").bits
         members = range(done.members)

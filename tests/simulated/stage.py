@@ -82,7 +82,7 @@ class Stage:
         for worker in range(workers):
             self.joints[worker] = JointState(strategy, torch.zeros(size), workers)
             self.peers[worker] = self._peer(worker, 0)
-            self.peers[worker].member.digest = "same"
+            self.peers[worker].member.standing.digest = "same"
             self.signals[worker] = []
             self._decide(self.membership.join(Join(attempt=0, address=f"memory:{worker}.0"), worker, self.now))
         self.coordinate()

@@ -243,7 +243,7 @@ def test_a_worker_that_starts_from_another_model_takes_over_the_reference_s() ->
     town = Town(2, SparkNet(period=1))
     try:
         town.lives[1].joint.set_model(torch.ones(SIZE))
-        town.lives[1].peer.member.digest = "other"
+        town.lives[1].peer.member.standing.digest = "other"
         town.live_until(3)
         town.assert_same()
     finally:

@@ -92,7 +92,7 @@ def test_a_round_completed_before_the_joint_state_came_is_still_told_to_the_main
     assert stage.landed() == [2, 2]
     stage.assert_same()
     assert [stage.heard_of(worker) for worker in range(2)] == [{0, 1}, {0, 1}]
-    assert not any(stage.peers[worker].member._values or stage.peers[worker].member._contributed for worker in range(2))
+    assert not any(stage.peers[worker].member.rounds.ledger.records() for worker in range(2))
 
 
 def test_a_round_completed_with_a_prepare_and_landed_elsewhere_is_told_to_the_main_thread() -> None:
@@ -140,7 +140,7 @@ def test_rounds_that_completed_out_of_order_are_not_lost_with_the_generation() -
     stage.deliver(1, 0)
     stage.turn(0)
     stage.turn(1)
-    assert all(sorted(stage.peers[worker].member._ready) == [1] for worker in range(2))
+    assert all([d.key for d in stage.peers[worker].member.rounds.summed()] == ["train:1"] for worker in range(2))
     stage.kill(2)
     stage.coordinate()
     stage.settle()
@@ -542,7 +542,7 @@ def test_who_joins_one_that_trained_alone_starts_from_its_model() -> None:
     stage.settle()
     stage.joints[0].set_model(torch.full((SIZE,), 5.0))  # as its main thread does with a replica that is alone
     stage.join(1, 1)
-    stage.peers[1].member.digest = "same"
+    stage.peers[1].member.standing.digest = "same"
     stage.settle()
     assert any(isinstance(signal, Caught) for signal in stage.signals[1])
     stage.assert_same()

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from thinwire.exchange.rounds import Launch
+from thinwire.exchange.round import Launch
 from thinwire.exchange.signals import Broken, LeftOut
 from thinwire.parameters import Fragment
 from thinwire.protocol.messages import Message
 from thinwire.rules.compression import CODECS, codec
 
 from .stage import Stage
-from .test_table import PLACES, TUPLES, Tables, tables
+from .test_table import PLACES, TUPLES, Tables, part, tables
 
 __all__ = ["tables"]
 SIZE, WORKERS = 1500, 3
@@ -25,7 +25,7 @@ def told(net: Any) -> list[tuple[int, str, str, int]]:
     """What the machines tell of numbers that are not finite, in one list."""
     found: list[tuple[int, str, str, int]] = []
     for machine in net.machines.values():
-        machine._tell = lambda worker, key, what, values: found.append((worker, key, what, values))
+        machine._summing._tell = lambda worker, key, what, values: found.append((worker, key, what, values))
     return found
 
 
@@ -111,7 +111,7 @@ def test_a_sum_that_is_not_finite_is_refused_by_whoever_takes_it_up(mesh: Any, n
         net.deliver(next(pair for pair, queue in sorted(net.links.items()) if queue and pair[1] == 1))
     at = next(i for i, (header, _) in enumerate(net.links[1, 0]) if header["t"] == "sum")
     header, _ = net.links[1, 0][at]
-    size = net.machines[0]._open["train:0"].size(header["c"])
+    size = net.machines[0].ledger.find("train:0").cut.size(header["c"])
     lie = codec(name).encode(torch.full((size,), float("nan")))
     net.links[1, 0][at] = (header, memoryview(bytearray(lie.numpy().tobytes())))
     net.run()
@@ -124,8 +124,8 @@ def test_a_server_leaves_an_update_out_that_is_not_finite_and_answers_it(tables:
     stage = tables(0)
     member = stage.peers[0].member
     lie = torch.full((PLACES,), float("inf")).numpy().tobytes()
-    key = min(member.server.books)
-    header = {"t": "update", "g": member._rounds.generation, "a": 0, "k": key, "n": 0, "w": 1.0, "rates": []}
+    key = min(part(stage.peers[0]).server.books)
+    header = {"t": "update", "g": member.rounds.generation, "a": 0, "k": key, "n": 0, "w": 1.0, "rates": []}
     header |= {"absent": [], "over": False}
     member._link.ready.append(Message(1, header, memoryview(bytearray(lie))))
     stage.turn(0)
@@ -156,8 +156,8 @@ def test_what_is_to_be_sent_is_looked_at_where_it_is_computed() -> None:
     flawed = torch.zeros(stage.size)
     flawed[5] = float("nan")
     launched: list[Launch] = []
-    member.launch = launched.append  # type: ignore[method-assign]
-    member.contribute(0, Fragment(0, stage.size), flawed, 1.0, {"rows": 3})
+    member.rounds.launch = launched.append  # type: ignore[method-assign]
+    member.training.launching.launch(0, Fragment(0, stage.size), flawed, 1.0, {"rows": 3})
     signals = []
     while not member.signals.empty():
         signals.append(member.signals.get_nowait())

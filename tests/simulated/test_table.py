@@ -15,8 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from thinwire.exchange.peer import Peer
 from thinwire.exchange.signals import Averaged, Formed, Landed, Published
-from thinwire.exchange.table.table import Table
+from thinwire.exchange.table.table import Table, on_table
 from thinwire.strategies import Joint, Progress, Served, Setting
 
 from .stage import Stage
@@ -40,6 +41,13 @@ class Adding(Served):
         return x, worker
 
 
+def part(peer: Peer) -> Table:
+    """A peer's part in the table."""
+    found = peer.member.training.forming
+    assert isinstance(found, Table)
+    return found
+
+
 class Tables(Stage):
     """Table peers, each of which may have one update under way."""
 
@@ -47,7 +55,7 @@ class Tables(Stage):
         self.random = random.Random(seed)
         strategy = Adding(tuple_size=PLACES, log_every=4, **knobs)
         self.senders = range(workers)
-        settings = {"kind": Table, "workers": workers}
+        settings = {"kind": on_table(workers=workers)}
         super().__init__(workers + strategy.helpers, strategy, size=TUPLES * PLACES, settings=settings)
 
     def place(self, worker: int, round: int) -> int:
@@ -57,7 +65,7 @@ class Tables(Stage):
         peer = self.peers[worker]
         if worker not in self.senders:
             return
-        if self.claimed[worker] or peer.next_round >= ROUNDS or not peer.member._rounds.members:
+        if self.claimed[worker] or peer.next_round >= ROUNDS or not peer.member.rounds.members:
             return
         round, fragment = peer.claim()
         self.claimed[worker].add(round)
@@ -84,12 +92,11 @@ class Tables(Stage):
         """The joint model as its hosts have it: a row for each tuple."""
         found = torch.full((TUPLES, PLACES), float("nan"))
         for worker, peer in self.peers.items():
-            member = peer.member
-            assert isinstance(member, Table)
+            table = part(peer)
             model = self.joints[worker].model
             assert model is not None
-            for key in member.server.books:
-                found[key] = member.layout.fragments[key].of(model)
+            for key in table.server.books:
+                found[key] = table.layout.fragments[key].of(model)
         return found
 
     def assert_sound(self) -> Tensor:
@@ -155,7 +162,7 @@ def test_a_server_that_is_killed_takes_all_back_to_the_last_complete_checkpoint(
     stage.shake(stage.random.randint(0, 200))
     stage.settle()
     found = stage.assert_sound()
-    versions = {book.version for peer in stage.peers.values() for book in peer.member.server.books.values()}
+    versions = {book.version for peer in stage.peers.values() for book in part(peer).server.books.values()}
     assert max(versions) - min(versions) <= WORKERS, "they went back together"
     for worker in stage.peers:
         assert not stage.claimed[worker], "nobody waits for a reply that never comes"
@@ -169,20 +176,20 @@ def test_a_server_that_is_killed_takes_all_back_to_the_last_complete_checkpoint(
 @pytest.mark.parametrize("seed", seeds(20))
 def test_a_server_beside_the_driver_that_is_killed_leaves_its_tuples_to_a_worker(tables: Any, seed: int) -> None:
     stage = tables(seed, servers="driver")
-    assert set(stage.peers[WORKERS].member.server.books) == set(range(TUPLES))
+    assert set(part(stage.peers[WORKERS]).server.books) == set(range(TUPLES))
     stage.shake(stage.random.randint(100, 600))
     stage.kill(WORKERS)
     stage.shake(stage.random.randint(0, 200))
     stage.settle()
     before = stage.assert_sound().sum()
-    assert set(stage.peers[0].member.server.books) == set(range(TUPLES))
+    assert set(part(stage.peers[0]).server.books) == set(range(TUPLES))
     for worker in stage.peers:
         stage.send(worker)
     stage.settle()
     assert stage.assert_sound().sum() == before + TUPLES * len(stage.peers), "the run goes on"
     stage.join(WORKERS, 1)
     stage.settle()
-    assert set(stage.peers[WORKERS].member.server.books) == set(range(TUPLES)), "and they go back to it"
+    assert set(part(stage.peers[WORKERS]).server.books) == set(range(TUPLES)), "and they go back to it"
     assert stage.assert_sound().sum() == before + TUPLES * len(stage.peers) - TUPLES, "as they were"
 
 

@@ -38,7 +38,7 @@ PAYLOADS = [None, b"", b"abc", bytes(4 * PLACES), bytes(4 * PLACES + 4), encode(
 
 def forged(stage: Tables, draw: random.Random) -> Message:
     """A message as a member might send it, with fields that do not fit, or are not there."""
-    header = {"t": draw.choice(KINDS), "g": stage.peers[0].member._rounds.generation, "a": 0}
+    header = {"t": draw.choice(KINDS), "g": stage.peers[0].member.rounds.generation, "a": 0}
     for field in draw.sample(FIELDS, draw.randint(0, len(FIELDS))):
         header[field] = draw.choice(VALUES)
     payload = draw.choice(PAYLOADS)
@@ -69,7 +69,7 @@ def test_a_storm_of_nonsense_changes_no_update(tables: Callable[..., Tables], se
     found = stage.assert_sound()
     sent = {stage.place(w, r) for w in stage.peers for r in stage.heard_of(w)}
     assert {p for p in range(PLACES) if found[:, p].all()} == sent
-    assert stage.peers[0].member._rounds.refused > 0
+    assert stage.peers[0].member.rounds.refused > 0
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -104,18 +104,18 @@ def test_whatever_comes_the_exchange_goes_on(tables: Callable[..., Tables], seed
 def test_an_update_that_does_not_fit_is_refused(tables: Callable[..., Tables], change: Any, payload: Any) -> None:
     stage = tables(0)
     member = stage.peers[0].member
-    header = {"t": "update", "g": member._rounds.generation, "a": 0, "k": 0, "n": 0, "w": 1.0, "rates": None} | change
+    header = {"t": "update", "g": member.rounds.generation, "a": 0, "k": 0, "n": 0, "w": 1.0, "rates": None} | change
     message = Message(1, header, None if payload is None else memoryview(bytearray(payload)))
     member._link.ready.append(message)
     stage.turn(0)
-    assert member._rounds.refused == 1
+    assert member.rounds.refused == 1
     assert torch.equal(stage.table(), torch.zeros(TUPLES, PLACES))
 
 
 def test_a_worker_that_was_replaced_is_not_heard(tables: Callable[..., Tables]) -> None:
     stage = tables(0)
     member = stage.peers[0].member
-    header = {"t": "update", "g": member._rounds.generation, "a": 7, "k": 0, "n": 0, "w": 1.0}
+    header = {"t": "update", "g": member.rounds.generation, "a": 7, "k": 0, "n": 0, "w": 1.0}
     member._link.ready.append(Message(1, header, memoryview(bytearray(4 * PLACES))))
     stage.turn(0)
     assert torch.equal(stage.table(), torch.zeros(TUPLES, PLACES))

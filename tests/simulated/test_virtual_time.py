@@ -80,7 +80,7 @@ def test_a_killed_fiber_ends_where_it_waits_and_a_frozen_one_goes_on_later() -> 
 def test_where_nothing_is_left_to_happen_it_says_so() -> None:
     time = VirtualTime()
     time.fiber(time.park, "waits", "w").start()
-    with pytest.raises(TimedOutError, match="1 fibers wait for ever"):
+    with pytest.raises(TimedOutError, match="1 fibers wait forever"):
         time.park()
     time.stop()
     assert not time.fibers

@@ -16,7 +16,7 @@ import thinwire as tw
 from thinwire.cluster.frames import decode_images
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.models import ZooModel
-from thinwire.run.session import in_turn
+from thinwire.run.definition import in_turn
 from thinwire.spark.model import skeleton_of
 from thinwire.spark.objects import Source, code_of, made_of, with_decoder
 from thinwire.spark.predict import Predictor

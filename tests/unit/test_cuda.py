@@ -124,7 +124,7 @@ def test_a_float16_overflow_on_a_gpu_is_computed_again_with_half_the_scale() -> 
 
     batch = Batch((torch.rand(16, 1, 8, 8).cuda(),), (torch.arange(16) % 10).cuda(), None, 16, Position())
     replica.gradient(batch)
-    assert Scale(replica._memory).value < FIRST_SCALE
+    assert Scale(replica.gradients.memory).value < FIRST_SCALE
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in replica.parameters.tensors)
 
 

@@ -11,6 +11,7 @@ from thinwire.coordinator import checkpoints, ending, generation, member
 from thinwire.coordinator.ending import Ending
 from thinwire.coordinator.member import MemberEvent, MemberState, Roster
 from thinwire.coordinator.membership import Membership
+from thinwire.exchange import ledger
 from thinwire.protocol.deadlines import Deadlines
 from thinwire.protocol.messages import Join, Prepared
 from thinwire.protocol.transitions import InvalidTransitionError, Row, Transitions
@@ -22,6 +23,7 @@ MACHINES = {
     "member": (member.TRANSITIONS, MemberEvent),
     "generation": (generation.TRANSITIONS, generation.GenerationEvent),
     "run": (ending.TRANSITIONS, ending.RunEvent),
+    "round": (ledger.TRANSITIONS, ledger.RoundEvent),
     "checkpoint": (checkpoints.TRANSITIONS, checkpoints.CheckpointEvent),
     "life": (life.TRANSITIONS, LifeEvent),
     "publication": (publication.TRANSITIONS, PublicationEvent),

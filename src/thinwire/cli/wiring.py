@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import json
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from thinwire.checkpoint import write_file
@@ -71,45 +72,18 @@ def run(
     callbacks: Sequence[Callable[[Event], Any]] = (),
 ) -> Result:
     """Runs a recipe; `callbacks` are called in addition to the recipe's trackers."""
-    train, data = recipe.train, recipe.data
     import_modules(recipe)
-    by_caffe = recipe.model.caffe is not None or train.solver is not None
+    by_caffe = recipe.model.caffe is not None or recipe.train.solver is not None
     folder = out or recipe.run.out
-    asked: dict[str, Any] = {
-        "model": None if by_caffe else model_of(recipe),
-        "data": data.source or DIGITS,
-        "inputs": data.inputs,
-        "label": data.label,
-        "loss": train.loss,
-        "algorithm": train.algorithm,
-        "optimizer": train.optimizer,
-        "scheduler": train.scheduler,
-        "epochs": train.epochs,
-        "steps": train.steps,
-        "seconds": train.seconds,
-        "batch_size": train.batch_size or BATCH_SIZE,
-        "validation": data.validation,
-        "metrics": train.metrics,
-        "evaluate_every": train.evaluate_every,
-        "strategy": recipe.strategy,
+    asked: dict[str, Any] = {"model": None if by_caffe else model_of(recipe)}
+    asked |= {name: attrgetter(key)(recipe) for name, key in KEYS.items() if name != "resume"}
+    asked |= {
+        "data": recipe.data.source or DIGITS,
+        "batch_size": recipe.train.batch_size or BATCH_SIZE,
         "cluster": _cluster(recipe),
-        "exchange": recipe.exchange.kind,
-        "codec": recipe.exchange.codec,
-        "until": train.until,
-        "weight": data.weight,
         "transform": transform_of(recipe),
-        "stop": train.stop,
-        "restore_best": train.restore_best,
-        "clip_norm": train.clip_norm,
-        "on_nonfinite": train.on_nonfinite,
-        "precision": train.precision,
-        "accumulate": train.accumulate,
-        "compile": train.compile,
-        "device": train.device,
-        "checkpoint_every": recipe.run.checkpoint_every,
         "out": folder,
         "resume": resume,
-        "seed": train.seed,
     }
     if by_caffe:
         from thinwire.cli.caffe import arguments, keep

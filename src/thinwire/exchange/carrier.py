@@ -2,62 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from thinwire.exchange.joint import JointState
-from thinwire.exchange.round import Lane
-from thinwire.exchange.rounds import Rounds, Send, Tell
+from thinwire.exchange.rounds import Summing
+from thinwire.exchange.slices import Send, SliceSumming, TellNotFinite
 from thinwire.protocol.clock import Clock
-from thinwire.protocol.messages import AMONG_WORKERS, Message, Open, Part, Sum
+from thinwire.protocol.forms import Body
+from thinwire.protocol.messages import AMONG_WORKERS, Message
+from thinwire.strategies import Strategy
 from thinwire.transport.ports import Link
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ends:
-    """What rounds are given of the worker that takes part in them."""
+    """What a carrier is given of the worker whose rounds it carries."""
 
     worker: int
-    joint: JointState
+    strategy: Strategy
     link: Link
     send: Send
-    lane: Callable[[str, str], Lane]
     clock: Clock
-    tell_not_finite: Tell
+    tell_not_finite: TellNotFinite
 
 
 class Carrier(Protocol):
     """How contributions of rounds reach each other."""
 
-    @property
-    def kinds(self) -> tuple[Any, ...]:
-        """The messages that are for rounds."""
-
-    def decode(self, message: Message) -> Any:
+    def decode(self, message: Message) -> Body:
         """What a worker, or the carrier itself, says."""
 
-    def rounds(self, ends: Ends) -> Rounds:
-        """One worker's part in all rounds."""
+    def summing(self, ends: Ends) -> Summing:
+        """One worker's end of the sums."""
 
 
 class AmongMembers:
     """Members send each other contributions and sums."""
 
-    kinds: tuple[Any, ...] = (Open, Part, Sum)
+    def decode(self, message: Message) -> Body:
+        body: Body = AMONG_WORKERS.decode(message.header)
+        return body
 
-    def decode(self, message: Message) -> Any:
-        return AMONG_WORKERS.decode(message.header)
-
-    def rounds(self, ends: Ends) -> Rounds:
-        strategy = ends.joint.strategy
-        return Rounds(
+    def summing(self, ends: Ends) -> SliceSumming:
+        return SliceSumming(
             ends.worker,
             ends.send,
-            ends.lane,
-            quorum=strategy.quorum,
-            grace_s=strategy.grace_s,
-            longest=ends.joint.size + (1 << 24),  # means of buffers may be longer
+            quorum=ends.strategy.quorum,
+            grace_s=ends.strategy.grace_s,
             clock=ends.clock,
             tell=ends.tell_not_finite,
         )

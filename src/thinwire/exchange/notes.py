@@ -14,6 +14,9 @@ from thinwire.rules.noise import noise_of
 from thinwire.rules.optimizer import MOVING
 from thinwire.strategies import Setting, Taken
 
+Note = dict[str, object]
+"""What a worker says, by name; `is_note` has the names."""
+
 _SETTING = form(
     {},
     fragments=lambda value: is_count(value) and value >= 1,
@@ -135,3 +138,10 @@ def is_note(value: Any) -> bool:
     """
     whole = _NOTE(value) and ("setting" not in value or "since" in value)
     return whole and not any(isinstance(v, float) and not math.isfinite(v) for v in value.values())
+
+
+def as_note(value: Any) -> Note:
+    """A copy of a note that came; raises where it is none."""
+    if not is_note(value):
+        raise ValueError("a note is a table of what workers say with rounds")
+    return dict(value)

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from thinwire.exchange.notes import Note
 from thinwire.exchange.signals import Signal
 from thinwire.exchange.snapshot import Snapshot
 from thinwire.parameters import Fragment
@@ -17,22 +18,16 @@ from thinwire.protocol.clock import Time
 from thinwire.protocol.forms import Body
 from thinwire.transport.ports import Traffic
 
-Note = dict[str, object]
-"""What a worker says beside a contribution; see `thinwire.exchange.notes`."""
 Tree = dict[str, object]
 """A joint state, or another tree of plain values and tensors, as checkpoints hold it."""
 
 
-class RoundsPort(Protocol):
-    """Training's rounds."""
+class Launching(Protocol):
+    """This worker's own contributions. `next_round` and `claim` are safe on any thread."""
 
     @property
     def next_round(self) -> int:
         """The number of the round that would be claimed next."""
-
-    @property
-    def tuples(self) -> Sequence[Fragment]:
-        """The pieces in which a contribution goes to servers; none on a mesh."""
 
     @property
     def follows_until(self) -> float:
@@ -46,6 +41,17 @@ class RoundsPort(Protocol):
     ) -> None:
         """Contributes to a claimed round: a snapshot to be taken, a tensor that no longer changes, or nothing."""
 
+    def follow(self, until: float, *, in_step: bool = False) -> None:
+        """Takes part in rounds before this one without contributing; in step with a group, in no other."""
+
+
+class Feeding(Protocol):
+    """Contributions that go out tuple by tuple, as their values are made."""
+
+    @property
+    def tuples(self) -> Sequence[Fragment]:
+        """The pieces in which a contribution goes to servers; none on a mesh."""
+
     def feed(self, round: int, keys: list[int], absent: frozenset[int] = frozenset()) -> None:
         """Tuples of a launched round whose values no longer change, and parameters that have no gradient in any."""
 
@@ -55,8 +61,9 @@ class RoundsPort(Protocol):
     def abandon(self, round: int) -> None:
         """Gives up a launched round whose values were never made."""
 
-    def follow(self, until: float, *, in_step: bool = False) -> None:
-        """Takes part in rounds before this one without contributing; in step with a group, in no other."""
+
+class RoundsPort(Launching, Feeding, Protocol):
+    """Training's rounds."""
 
 
 class PublicationsPort(Protocol):

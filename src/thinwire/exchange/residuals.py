@@ -8,6 +8,12 @@ from torch import Tensor
 from thinwire.exchange.round import Lane
 from thinwire.protocol.identifiers import train_number
 from thinwire.rules.compression import codec
+from thinwire.strategies import Strategy
+
+
+def resends(strategy: Strategy) -> bool:
+    """Whether a contribution that came too late for its round's quorum is added to the next one."""
+    return strategy.settles and strategy.quorum < 1.0
 
 
 class Residuals:

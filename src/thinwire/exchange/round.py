@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ BY_DESIGN = ("buffers",)
 """Kinds of rounds whose values may be infinite, as those of a mask are; their workers look at them."""
 KNOWN = -1.0
 """In place of a weight: this is no share of a mean but the mean itself, as an earlier generation came to it."""
+MOST_WEIGHT = 1e30
 
 
 class Chunk(NamedTuple):
@@ -40,6 +41,8 @@ class Launch(NamedTuple):
     values: Tensor | None
     weight: float
     note: dict[str, Any]
+    pooled: bool = False
+    """Whether the values lie in a buffer that is used again when the round is over."""
 
 
 class Lane(NamedTuple):
@@ -81,9 +84,20 @@ def cut(fragment: Fragment, members: Collection[int], bits: int) -> tuple[Chunk,
     return tuple(found)
 
 
+class OfChunk(TypedDict):
+    """What all messages of a chunk say."""
+
+    generation: int
+    attempt: int
+    round: str
+    span: tuple[int, int]
+    codec: str
+    chunk: int
+
+
 @dataclass
 class Round:
-    """The state of one round; its methods do the arithmetic and leave messages to `Rounds`.
+    """One round among the members of one generation. Its methods do the arithmetic; messages are left to `Summing`.
 
     What is contributed is never lost and never counted twice: at any moment values plus residuals equal what was landed
     plus what is still owed. `sent` holds what this worker has put on the wire, `before` the owner's residuals as they
@@ -96,8 +110,10 @@ class Round:
     chunks: tuple[Chunk, ...]
     started: float
     mean: Tensor
-    launched: bool = False
-    complete: bool = False
+    generation: int = 0
+    attempt: int = 0
+    """This worker's own."""
+    members: tuple[int, ...] = ()
     values: Tensor | None = None
     weight: float = 0.0
     note: dict[str, Any] = field(default_factory=dict)
@@ -114,6 +130,38 @@ class Round:
     """Chunks that nobody contributed to."""
     quorum_since: dict[int, float] = field(default_factory=dict)
     size_bytes: int = 0
+
+    def contribute(self, own: Launch, now: float) -> None:
+        """Takes this worker's part."""
+        self.values = own.values if own.weight > 0 or own.weight == KNOWN else None
+        self.weight = own.weight if own.values is not None else 0.0
+        self.note, self.started = own.note, now
+
+    def completed(self, now: float) -> Completed:
+        """What came of it, once each of its chunks is summed."""
+        return Completed(
+            self.key,
+            self.fragment,
+            self.mean,
+            self.notes,
+            now - self.started,
+            self.size_bytes,
+            len(self.members),
+            tuple(sorted(self.late)),
+            tuple(sorted(self.dropped)),
+            len(self.empty) == len(self.chunks),
+        )
+
+    def stamp(self, index: int) -> OfChunk:
+        """What all messages of a chunk say."""
+        return {
+            "generation": self.generation,
+            "attempt": self.attempt,
+            "round": self.key,
+            "span": (self.fragment.start, self.fragment.stop),
+            "codec": self.lane.codec.name,
+            "chunk": index,
+        }
 
     def size(self, index: int) -> int:
         return self.chunks[index].stop - self.chunks[index].start

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from thinwire.errors import ConfigError
 from thinwire.placement.buckets import buckets
@@ -20,10 +19,10 @@ from thinwire.placement.deferred import frugal, network_of
 from thinwire.placement.kinds import Layered
 from thinwire.placement.portions import Portion
 from thinwire.planning.graph import graph_on
-from thinwire.replicas.metrics import condense
+from thinwire.replicas.evaluation import Sums, Tally, in_mode, measured_anew, norms_of
 from thinwire.replicas.objectives import OptimizerFactory
 from thinwire.replicas.sparse import make_dense
-from thinwire.replicas.torch import TorchReplica, TrainSpec, optimizer_of, resolve_device
+from thinwire.replicas.torch import TorchReplica, TrainSpec, in_pieces, optimizer_of, resolve_device
 from thinwire.rules.optimizer import seated
 
 PIECE = "piece of "
@@ -158,47 +157,29 @@ class GroupReplica(TorchReplica, ABC):
                 for name, value in kept.items():
                     self._part._kept[name].copy_(value)
 
-    def evaluate(
-        self, batches: Iterable[Any], model: Tensor, buffers: dict[str, Tensor]
-    ) -> tuple[dict[str, float], dict[str, float], int]:
-        sums: dict[str, float] = {}
-        weights: dict[str, float] = {}
-        rows, training, mine = 0, self.module.training, iter(batches)
-        self.module.eval()
+    def evaluate(self, batches: Iterable[Any], model: Tensor, buffers: dict[str, Tensor]) -> Sums:
+        tally, mine = Tally(self.objective, self._metrics), iter(batches)
         try:
-            with self._wearing(model, buffers):
+            with in_mode(self.module, training=False), self._wearing(model, buffers):
                 while True:
                     batch = next(mine, None)
                     if not any(each[WEIGHT + 1] for each in self.meet(batch, float(batch is not None))):
                         break
                     output = self._forward(batch or self.spare)
                     if batch is not None:
-                        self._measure(batch, output, sums, weights)
-                        rows += batch.num_rows
+                        tally.add(batch, output)
         finally:
-            self.module.train(training)
             self._met = False
-        condense(self._metrics, sums, whole=True)
-        return sums, weights, rows
+        return tally.sums()
 
     def recalibrate(self, batches: Iterator[Any], model: Tensor) -> None:
-        norms = [m for m in self.module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-        if not any(each[0] for each in self.crew.tell([float(len(norms))])):
+        if not any(each[0] for each in self.crew.tell([float(len(norms_of(self.module)))])):
             return
-        momenta = [m.momentum for m in norms]
-        for norm in norms:
-            norm.reset_running_stats()
-            norm.momentum = None
-        training = self.module.training
-        self.module.train()
-        with self._wearing(model, None):
+        with measured_anew(self.module), self._wearing(model, None):
             for batch in batches:
                 self.meet(batch)
                 self._forward(batch)
         self._met = False
-        self.module.train(training)
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
 
     @abstractmethod
     def _forward(self, batch: Any) -> Any:
@@ -220,7 +201,7 @@ class GroupReplica(TorchReplica, ABC):
         numbered = dict(enumerate(state["tensors"]))
         return [
             {"portions": [state["portions"][i] for i in piece], "tensors": list(piece.values())}
-            for piece in super().pieces_of(numbered)  # type: ignore[arg-type]
+            for piece in in_pieces(numbered)
         ]
 
     @abstractmethod

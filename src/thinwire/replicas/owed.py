@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire.replicas.flaws import Flaw
+
 READ_EVERY = 16
 """Losses read at once: reading each would stall the device."""
 AHEAD = 2
@@ -39,6 +41,11 @@ class Owed:
             self._read()
         found, self._bad = self._bad, None
         return found
+
+    def flaw(self, *, read: bool = True) -> Flaw | None:
+        """The same as a flaw of a step."""
+        found = self.bad(read=read)
+        return None if found is None else Flaw("loss", 1, *found)
 
     def _read(self) -> None:
         owed, self._losses = self._losses, []

@@ -25,7 +25,7 @@ from thinwire.exchange.joint import JointState
 from thinwire.exchange.peer import Identity, Peer, TreeCodec
 from thinwire.exchange.signals import CutOffError, LeftError
 from thinwire.exchange.spark.rounds import THROUGH_SPARK
-from thinwire.exchange.table.table import Table
+from thinwire.exchange.table.table import on_table
 from thinwire.placement import Crew, GroupReplica, Placement, Whole, between_processes, part_of
 from thinwire.protocol.clock import REAL, Time
 from thinwire.protocol.forms import header_of
@@ -235,9 +235,8 @@ def _build(
     joint = JointState(strategy, replica.vector.detach().cpu(), replicas, job.observe)
     settings: dict[str, Any] = {"carrier": THROUGH_SPARK} if job.exchange == "spark" else {}
     if job.exchange == "table":
-        settings = {"kind": Table, "workers": replicas}
-        if strategy.subject == "gradients":
-            settings["borders"] = (*replica.parameters.offsets, replica.parameters.size)
+        offsets = (*replica.parameters.offsets, replica.parameters.size) if strategy.subject == "gradients" else None
+        settings = {"kind": on_table(workers=replicas, borders=offsets)}
     peer = Peer(
         link,
         Identity(worker, attempt, greeting),

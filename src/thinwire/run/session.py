@@ -1,9 +1,7 @@
-"""The composition root: objects wired, `fit` out."""
+"""The composition root: `fit` settles what a run is, deals out its rows, and serves its workers to the end."""
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import functools
 import json
 import logging
@@ -13,7 +11,8 @@ import tempfile
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from types import SimpleNamespace
+from typing import Any, Literal
 
 from torch import nn
 
@@ -21,59 +20,25 @@ from thinwire import events, logs
 from thinwire.checkpoint import CheckpointStore, Manifest, write_file
 from thinwire.checkpoint.finite import why_not_finite
 from thinwire.cluster.base import Cluster, Site
-from thinwire.cluster.frames import decode_images, is_frame
-from thinwire.cluster.local import Local
-from thinwire.coordinator.outcome import Policy
 from thinwire.coordinator.stopping import EarlyStopping
-from thinwire.data.columns import Nullable
-from thinwire.data.tables import TableEncoder
-from thinwire.data.tokens import Tokenize
 from thinwire.errors import CheckpointError, ConfigError, Interrupted, LostWorkersError, ThinwireError
-from thinwire.models import model_by_name
-from thinwire.placement import Placement, Whole, refuse_unreadable
+from thinwire.placement import Placement, Whole
 from thinwire.protocol.deadlines import Deadlines
-from thinwire.records import is_rdd
-from thinwire.replicas import Algorithm, TrainingStep, TrainSpec
-from thinwire.replicas.keras import KerasModule, is_keras
-from thinwire.replicas.labels import labels_of
-from thinwire.replicas.metrics import computed
+from thinwire.replicas import Algorithm
 from thinwire.replicas.objectives import (
     Loss,
     Metric,
-    NamedScheduler,
     OptimizerFactory,
     SchedulerFactory,
-    metrics_of,
 )
 from thinwire.run.arguments import checks_arguments
-from thinwire.run.checks import (
-    Stepping,
-    carrier_for,
-    columns_for,
-    may_take_names,
-    metrics_for,
-    objective_for,
-    placement_for,
-    refuse_impossible,
-    refuse_unvalidated,
-    stepping_for,
-    target_for,
-    wanted_for,
-    why_dense,
-)
+from thinwire.run.definition import deal, defined, job_of, plan_of, policy_of
 from thinwire.run.driver import Earlier, Run
-from thinwire.run.job import Columns, Job, Transform
-from thinwire.run.optimizers import refuse_optimizer
+from thinwire.run.job import Transform
 from thinwire.run.run_log import RunLog
-from thinwire.run.searches import Setup, refuse_searches
-from thinwire.run.sizing import FirstRow, sized
-from thinwire.run.tables import of_table
-from thinwire.run.trial import Trial
-from thinwire.strategies import Relay, Strategy, name_of
-from thinwire.strategies.base import by_time
+from thinwire.strategies import Strategy, name_of
 from thinwire.transport.ports import Hub, Wire
 from thinwire.transport.reliable import ReliableHub, ReliableWire
-from thinwire.worker.plan import WorkerPlan
 
 _log = logging.getLogger(__name__)
 
@@ -225,179 +190,43 @@ def fit(
         deadlines: how long to wait for workers.
         progress: show a live display; only on a terminal or in a notebook unless said. True writes lines into a log.
     """
-    out, resume = cast("str | None", out), cast("str | None", resume)  # by now arguments have one form
-    placement = cast("Placement | None", placement)
-    besides = {"label": label, "weight": weight, "validation": validation if isinstance(validation, str) else None}
-    model, transform, inputs = of_table(model, transform, data, inputs=inputs, besides=besides, validation=validation)
-    own = None if isinstance(transform, TableEncoder) else transform
-    stop = cast("EarlyStopping | None", stop)
-    chosen: Any = strategy or Relay()
-    where = (cluster or _default_cluster(data)).site(data)
-    patience = where.deadlines(deadlines)
-    factory: Any = model_by_name(model) if isinstance(model, str) else model
-    if is_keras(factory):
-        factory = KerasModule(factory)
-    network = factory
-    if where.in_process and isinstance(factory, nn.Module):
-        factory = functools.partial(copy.deepcopy, factory)  # threads must not train one module together
-    method: Any
-    moves: Any
-    method, optimizer, moves, scheduler_every = stepping_for(
-        network,
-        Stepping(cast("Algorithm | None", algorithm), optimizer, scheduler, scheduler_every),
-        seed=seed,
-        weight=weight,
-        compiled=compile,
-    )
-    unlabelled = label is None or (label in (inputs or ()) and may_take_names(network))
-    loss, metrics = objective_for(method, loss, metrics, own=unlabelled or isinstance(method, TrainingStep))
-    if epochs is None and steps is None and until is None and seconds is None:
-        epochs = 1
-    if isinstance(moves, NamedScheduler):
-        scheduler_every = moves.every or scheduler_every  # type: ignore[assignment]
-        span = epochs if scheduler_every == "epoch" else steps
-        moves = moves.moving(scheduler_every).over(span)
-        if late := moves.unsettled(span):
-            _log.warning("%s", late)
-    spec = TrainSpec(
-        loss=loss,
-        algorithm=method,
-        optimizer=optimizer,  # type: ignore[arg-type]  # by now it is a function
-        scheduler=moves,
-        scheduler_every=scheduler_every,
-        metrics=metrics_for(metrics, loss),
-        clip_norm=clip_norm,
-        precision=precision,
-        accumulate=accumulate,
-        compile=compile,
-        device=device,
-        seed=seed,
-    )
-    carrier = carrier_for(exchange, chosen, where)
-    spread = placement_for(placement, chosen, carrier, where)
-    if carrier == "spark" and deadlines is None:  # jobs are slow, and letters are not lost
-        patience = dataclasses.replace(patience, stall_s=300.0, silence_s=60.0, prepare_s=60.0)
-    spec = dataclasses.replace(spec, dense=why_dense(chosen, spread))
-    refuse_impossible(spec, chosen, codec, spread, validated=validation is not None)
-    refuse_optimizer(network, spec, chosen, spread)
-    refuse_searches(factory, Setup(spec=spec, strategy=chosen, placement=spread, exchange=carrier, codec=codec))
-    if resume is not None and out is None:
-        out = resume
-    target = target_for(until, stop, spec.metrics, validated=validation is not None)
+    asked = SimpleNamespace(**locals())
+    what = defined(asked)
     with logs.of_a_run() as name, tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
-        opened = where.open(data, validation)
-        where.look(out, ports=carrier != "spark")
-        names = columns_for([n for n in opened.names if n != opened.indicator], inputs, label, weight)
-        reads, opaque = None, own is not None
-        if isinstance(transform, Tokenize):
-            names, reads, opaque = transform.given(names), transform.reads(names), False
-        refuse_unreadable(spread, factory, seed, len(names))
-        columns = Columns(
-            inputs=names,
-            reads=reads,
-            label=label,
-            labels=labels_of(loss),
-            weight=weight,
-            transform=in_turn(opened.transform, transform),
-        )
-        trial = Trial(
-            factory,
-            spec,
-            columns,
-            batch_size,
-            transforms=opaque,
-            validated=validation is not None,
-            nullable=nullable_of(transform),
-        )
-        first = FirstRow(trial, kept=spread.group_size == "auto")
-        wanted = wanted_for(trial, validation=validation, indicator=opened.indicator)
-        dealt = opened.deal(wanted._replace(measure=first), folder)
-        spread = sized(spread, trial, first, where=where, strategy=chosen)
-        if dealt.validation_rows == 0 and validation is not None:
-            refuse_unvalidated(validation, target, stop)
-        store = CheckpointStore(f"{out.rstrip('/')}/checkpoints") if out is not None else None
-        earlier = _earlier(resume, chosen, spread) if resume is not None else None
-        log = RunLog(out, callbacks, clock=where.time.wall)
-        goes_on = by_time(chosen) and spread.size == 1 and where.workers > 1 and epochs is not None
-        beyond = where.workers if goes_on else None
-        plan = WorkerPlan(
-            worker=0,
-            attempt=0,
-            epochs=epochs,
-            steps=steps,
-            evaluates=log.shows or (validation is not None and dealt.validation_rows != 0),
-            shows=log.shows,
-            evaluate_every=evaluate_every,
-            checkpoint_every=None if store is None else checkpoint_every or "auto",
-            keeps_best=stop is not None if restore_best is None else restore_best,
-            codec=codec,
-            deadlines=patience,
-            group_size=spread.size,
-            seconds=seconds,
-            beyond=beyond,
-            on_nonfinite=on_nonfinite,
-        )
-        hub, wire = _wire(where, carrier)
-        job = Job(
-            model=factory,
-            spec=spec,
-            strategy=chosen,
-            plan=plan,
-            workers=where.workers,
-            feed=dealt.feed,
-            exchange=carrier,
-            silence_s=120.0 if carrier == "spark" else 30.0,
-            columns=dataclasses.replace(columns, labels=dealt.labels),
-            batch_size=batch_size,
-            wire=wire,
-            checkpoints=None if store is None else store.url,
-            resume=None if earlier is None else earlier.place,
-            base=trial.found.get("base"),
-            placement=spread,
-            time=where.time,
-            prefetch=where.prefetch if transform is not None else None,
-            replica=where.replica,
-            crew=where.crew,
-            part=where.part,
-            observe=where.observe,
-            run=name,
-            log=logs.wanted(),
-        )
-        policy = Policy(
-            workers=where.workers,
-            helpers=chosen.helpers,
-            stop=stop,
-            until=target,
-            seconds=seconds,
-            epochs=None if beyond is None else epochs,
-            compute=functools.partial(computed, {f"val_{k}": v for k, v in metrics_of(spec.metrics).items()}),
-            deadlines=patience,
-            group_size=spread.size,
-        )
-        run = Run(job, where, dealt, log, store, earlier, seed)
+        rows = deal(asked, what, folder)
+        url = None if what.out is None else f"{what.out.rstrip('/')}/checkpoints"
+        store = None if url is None else CheckpointStore(url)
+        earlier = None if asked.resume is None else _earlier(asked.resume, what.strategy, rows.placement)
+        log = RunLog(what.out, callbacks, clock=what.site.time.wall)
+        plan = plan_of(asked, what, rows, shows=log.shows)
+        hub, wire = _wire(what.site, what.carrier)
+        place = None if earlier is None else earlier.place
+        job = job_of(asked, what, rows, plan, wire=wire, checkpoints=url, resume=place, run=name)
+        policy = policy_of(asked, what, plan)
+        run = Run(job, what.site, rows.dealt, log, store, earlier, seed)
         try:
             while True:
                 try:
-                    outcome, seconds = run.execute(hub, policy, progress)
+                    outcome, took_s = run.execute(hub, policy, progress)
                     break
                 except LostWorkersError as lost:
-                    earlier = _from_checkpoint(lost, spread, store, run.saved, earlier)
+                    earlier = _from_checkpoint(lost, rows.placement, store, run.saved, earlier)
                 finally:
                     hub.close()
-                hub, wire = _wire(where, carrier)
+                hub, wire = _wire(what.site, what.carrier)
                 run.go_on_from(earlier, wire)
             trained = None if outcome.interrupted else run.trained(outcome)
         except BaseException as error:
             reason = str(error) if isinstance(error, ThinwireError) else repr(error)
             log.close(events.RunEnded(reason=reason, summary={}))
             raise
-        summary = run.summary(outcome, seconds)
+        summary = run.summary(outcome, took_s)
         log.close(events.RunEnded(reason=outcome.reason, summary=summary))
-        if out is not None:
-            _write_summary(f"{out.rstrip('/')}/summary.json", summary)
+        if what.out is not None:
+            _write_summary(f"{what.out.rstrip('/')}/summary.json", summary)
         if trained is None:
-            raise Interrupted(run.how_to_resume(out, outcome))
-        result = Result(trained, outcome.history, summary, transform)
+            raise Interrupted(run.how_to_resume(what.out, outcome))
+        result = Result(trained, outcome.history, summary, what.transform)
         for callback in callbacks:
             _finish(callback, result)
         return result
@@ -420,15 +249,6 @@ def _finish(callback: Any, result: Result) -> None:
         finish(result)
     except Exception as error:
         _log.warning("callback %r failed at the end: %s: %s", callback, type(error).__name__, error)
-
-
-def _default_cluster(data: Any) -> Cluster:
-    """Two processes here, or the Spark cluster that the data is on."""
-    if not (is_frame(data) or is_rdd(data)):
-        return Local()
-    from thinwire.cluster.spark import Spark
-
-    return Spark()
 
 
 def _from_checkpoint(
@@ -454,27 +274,6 @@ def _wire(cluster: Site, carrier: str) -> tuple[Hub, Wire]:
         return SparkHub(cluster.needs_jobs(), post, cluster.workers), post  # letters are not lost
     hub, wire = cluster.wire()
     return ReliableHub(hub), ReliableWire(wire, cluster.time)
-
-
-def in_turn(first: Transform | None, second: Transform | None) -> Transform | None:
-    """Two transforms as one."""
-    if first is None or second is None:
-        return first or second
-    return functools.partial(composed, first, second)
-
-
-def nullable_of(transform: Transform | None) -> Nullable:
-    """Which columns may have nulls, since this transform fills them."""
-    if isinstance(transform, TableEncoder):
-        return transform.columns
-    if isinstance(transform, functools.partial) and transform.func is composed:
-        return nullable_of(transform.args[1])
-    return transform is not None and not (isinstance(transform, functools.partial) and transform.func is decode_images)
-
-
-def composed(first: Transform, second: Transform, columns: dict[str, Any]) -> dict[str, Any]:
-    """The second of the first."""
-    return second(first(columns))
 
 
 def _why_not(store: CheckpointStore, manifest: Manifest) -> str:

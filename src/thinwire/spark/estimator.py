@@ -21,7 +21,8 @@ from thinwire.records import is_rdd
 from thinwire.replicas.labels import labels_of
 from thinwire.replicas.objectives import OWN, NamedOptimizer
 from thinwire.run.arguments import checked
-from thinwire.run.session import fit, in_turn
+from thinwire.run.definition import in_turn
+from thinwire.run.session import fit
 from thinwire.run.tables import OfTable, of_table
 from thinwire.spark.imports import checked as checked_modules
 from thinwire.spark.model import TorchModel

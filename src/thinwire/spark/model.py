@@ -21,7 +21,8 @@ from thinwire.errors import CheckpointError, ConfigError, DataError
 from thinwire.models.program import Program, Unexportable, exported
 from thinwire.replicas.calls import takes_names
 from thinwire.replicas.frozen import base_digest, without_base
-from thinwire.run.session import Result, composed
+from thinwire.run.definition import composed
+from thinwire.run.session import Result
 from thinwire.spark.imports import checked
 from thinwire.spark.objects import (
     Code,

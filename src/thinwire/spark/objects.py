@@ -41,7 +41,7 @@ from thinwire.data.tokens import Tokenize
 from thinwire.errors import CheckpointError, ConfigError, ThinwireError
 from thinwire.models import ZOO, ZooModel
 from thinwire.replicas.objectives import LOSSES, OPTIMIZERS, OWN, SCHEDULERS
-from thinwire.run.session import composed, in_turn
+from thinwire.run.definition import composed, in_turn
 from thinwire.spark.imports import LISTED, RefusedError, defined, is_defined
 from thinwire.strategies import STRATEGIES, Strategy, name_of, strategy
 

@@ -30,7 +30,7 @@ from thinwire.errors import DataError
 from thinwire.models.program import ROWS
 from thinwire.replicas.calls import Given, called, scores
 from thinwire.replicas.frozen import load_over_base, refuse_other_base
-from thinwire.run.session import nullable_of
+from thinwire.run.definition import nullable_of
 
 _modules: dict[str, nn.Module] = {}
 """Networks that this Python process has built, by their predictors' digests; Spark reuses it for many tasks."""

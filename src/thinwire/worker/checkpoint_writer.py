@@ -61,7 +61,7 @@ class CheckpointWriter:
 
     @property
     def busy(self) -> bool:
-        """Whether so many parts wait that no further checkpoint is to be announced."""
+        """Whether the store is too slow for a further checkpoint to be announced."""
         return sum(not write.done() for write in self._writes) >= MOST_BEGUN
 
     def skip(self, name: str) -> None:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import final
 
 from thinwire.errors import TimedOutError
-from thinwire.exchange.ports import Exchange, Note
+from thinwire.exchange.notes import Note
+from thinwire.exchange.ports import Exchange
 from thinwire.exchange.signals import Landed
 from thinwire.worker.generation import Generation
 from thinwire.worker.group_publications import GroupPublications

@@ -7,7 +7,7 @@ from typing import final
 
 import torch
 
-from thinwire.exchange.ports import Note
+from thinwire.exchange.notes import Note
 from thinwire.exchange.signals import Landed
 from thinwire.exchange.snapshot import Snapshot, snapshot_of
 from thinwire.parameters import Fragment

@@ -44,7 +44,7 @@ class Said(NamedTuple):
     generation: float
     """The newest that it has heard of."""
     number: float
-    """The last publication that it has heard of or is about to announce; what follows the first member decides."""
+    """The last publication that it has heard of or is about to announce. The first member decides on the rest."""
     launch: float
     evaluate: float
     save: float

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import final
 
 from thinwire.exchange.buffer_pool import BufferPool
-from thinwire.exchange.ports import Note, RoundsPort
+from thinwire.exchange.notes import Note
+from thinwire.exchange.ports import RoundsPort
 from thinwire.exchange.snapshot import Snapshot
 from thinwire.parameters import Fragment
 from thinwire.worker.ports import Wait
@@ -80,7 +81,7 @@ class OpenRounds:
         return launched
 
     def overtake(self, landed: int) -> list[tuple[Fragment, Snapshot | None]]:
-        """A joint state with so many rounds has come: what those of them were launched with that have not landed."""
+        """A joint state has come that has these rounds in it: returns what the open ones of them were launched with."""
         self.landed = self.adopted = landed
         return [self._launched.pop(round) for round in sorted(self._launched) if round < landed]
 

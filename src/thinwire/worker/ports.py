@@ -11,7 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from thinwire.exchange.ports import Note, Tree
+from thinwire.exchange.notes import Note
+from thinwire.exchange.ports import Tree
 from thinwire.exchange.signals import Formed, GroupBrokenError, Landed
 from thinwire.exchange.snapshot import Snapshot
 from thinwire.parameters import Buffers, FlatParameters, Fragment

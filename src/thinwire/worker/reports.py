@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import final
 
-from thinwire.exchange.ports import Note, ReportsPort
+from thinwire.exchange.notes import Note
+from thinwire.exchange.ports import ReportsPort
 from thinwire.protocol import messages
 from thinwire.protocol.forms import Body
 

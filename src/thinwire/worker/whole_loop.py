@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import final
 
-from thinwire.exchange.ports import Note, ReportsPort
+from thinwire.exchange.notes import Note
+from thinwire.exchange.ports import ReportsPort
 from thinwire.exchange.signals import Formed, GroupBrokenError, Landed
 from thinwire.worker.generation import Generation
 from thinwire.worker.inbox import Inbox

@@ -12,7 +12,8 @@ from typing import Any, cast, final
 
 from thinwire.exchange import signals
 from thinwire.exchange.joint import JointState
-from thinwire.exchange.ports import Exchange, Note
+from thinwire.exchange.notes import Note
+from thinwire.exchange.ports import Exchange
 from thinwire.protocol import messages
 from thinwire.protocol.forms import Body
 from thinwire.worker.checkpoint_writer import CheckpointWriter, SavePart

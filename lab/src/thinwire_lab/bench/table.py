@@ -10,7 +10,7 @@ import torch
 
 from thinwire.exchange.joint import JointState
 from thinwire.exchange.signals import Averaged, Formed, Landed
-from thinwire.exchange.table.table import Table
+from thinwire.exchange.table.table import on_table
 from thinwire.strategies import EASGD
 from thinwire_lab.bench.processes import Processes
 from thinwire_lab.bench.report import Report, Row, Say
@@ -25,7 +25,7 @@ TARGET = 0.8
 def table_seconds(place: Place, *, size: int, servers: int, exchanges: int) -> dict[str, Any]:
     """Times exchanges of a whole vector of each worker, by all workers at once."""
     joint = JointState(EASGD(period=1, servers=servers), torch.zeros(size), place.workers)
-    peer = join(place, joint, "float32", kind=Table, workers=place.workers)
+    peer = join(place, joint, "float32", kind=on_table(workers=place.workers))
     peer.start("equal")
     formed = wait_for(peer, Formed)
     peer.put(formed.generation, None)

@@ -159,6 +159,8 @@ class BatchedReplica(TorchReplica):
         super().__init__(model, spec, worker)
         self.worker, self._batcher = worker, batcher
         self.way: BatchMethod | None = None
+        self.gradients.backward = self._backward
+        self.gradients.evaluates = lambda: batcher.takes_a_step(worker)
 
     def gradient(self, batch: Any) -> float:
         return self._batcher.gradient(self, batch)
@@ -167,11 +169,7 @@ class BatchedReplica(TorchReplica):
         """Computes the gradient and the loss now."""
         return super().gradient(batch)
 
-    def _evaluated(self) -> Tensor:
-        self._batcher.takes_a_step(self.worker)
-        return super()._evaluated()
-
-    def backward(self, loss: Tensor) -> None:
+    def _backward(self, loss: Tensor) -> None:
         """Computes the gradients without hooks, because they are computed before the end of the step's time."""
         asked = [p for p in self.parameters.tensors if p.requires_grad]  # may change during a run
         for parameter, gradient in zip(asked, torch.autograd.grad(loss, asked, allow_unused=True), strict=True):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from thinwire.errors import TimedOutError
-from thinwire.exchange.rounds import MOST_WEIGHT
+from thinwire.exchange.round import MOST_WEIGHT
 from thinwire.exchange.spark.link import EXACT, SparkWire
 from thinwire.exchange.spark.tasks import read_parts, sum_parts
 from thinwire.protocol.forms import Header

@@ -15,8 +15,7 @@ import torch
 
 from thinwire.errors import ProtocolError, ThinwireError
 from thinwire.exchange.notes import is_note
-from thinwire.exchange.round import BY_DESIGN
-from thinwire.exchange.rounds import MOST_WEIGHT
+from thinwire.exchange.round import BY_DESIGN, MOST_WEIGHT
 from thinwire.exchange.spark.box import Frame, GoneError, boxes, knock, machine, receive, sweep
 from thinwire.exchange.spark.link import BEAT, EXACT, SparkWire, letter_of
 from thinwire.exchange.spark.shared_memory import SharedMemory

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from thinwire.exchange.notes import is_note
+from thinwire.exchange.notes import as_note
 from thinwire.exchange.signals import Missed, Noted, Published
 from thinwire.exchange.station import Station
 from thinwire.exchange.table.host import Host, as_values
@@ -83,14 +83,10 @@ class Publishing:
     # -- messages ---------------------------------------------------------------------------------------------------
 
     def on_note(self, sender: int, noted: messages.Noted, payload: memoryview | None) -> None:
-        if not is_note(noted.note):
-            raise ValueError("a note is a table of what workers say with rounds")
-        self._station.signals.put(Noted(sender, dict(noted.note)))
+        self._station.signals.put(Noted(sender, as_note(noted.note)))
 
     def on_mark(self, sender: int, mark: Mark, payload: memoryview | None) -> None:
-        name, note = mark.name, mark.note
-        if not is_note(note):
-            raise ValueError("a note is a table of what workers say with rounds")
+        name, note = mark.name, as_note(mark.note)
         if sender != self._station.rounds.members[0]:
             raise ValueError("only the first worker publishes")
         self._pages.marked(name, note)

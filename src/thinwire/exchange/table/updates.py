@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +12,7 @@ from torch import Tensor
 from thinwire.exchange.signals import Landed, LeftOut
 from thinwire.exchange.snapshot import Snapshot
 from thinwire.exchange.station import Station
-from thinwire.exchange.table.host import Host
+from thinwire.exchange.table.host import Host, as_values
 from thinwire.exchange.table.plan import Layout
 from thinwire.exchange.table.server import Reply
 from thinwire.parameters import Fragment
@@ -53,8 +51,11 @@ class _Flight:
 class Updates:
     """Contributions under way, by round. `claim` and `next_round` are safe on any thread."""
 
-    def __init__(self, station: Station, layout: Layout, host: Host, note: Callable[[], dict[str, Any]]) -> None:
-        self._station, self._layout, self._host, self._note = station, layout, host, note
+    def __init__(self, station: Station, layout: Layout, host: Host) -> None:
+        self._station, self._layout, self._host = station, layout, host
+        self.tuples = layout.fragments
+        strategy = station.joint.strategy
+        self._strict = isinstance(strategy, Served) and strategy.strict
         self._numbering = threading.Lock()
         self._next_round = station.joint.landed
         self._flights: dict[int, _Flight] = {}
@@ -105,7 +106,7 @@ class Updates:
         if round in self._flights:
             self._flights[round].withheld = True
 
-    def feed(self, round: int, keys: list[int], absent: frozenset[int]) -> None:
+    def feed(self, round: int, keys: list[int], absent: frozenset[int] = frozenset()) -> None:
         """Sends tuples of a round whose values are made."""
         if round in self._flights:
             self._flights[round].absent = absent
@@ -170,6 +171,12 @@ class Updates:
 
     # -- landing ----------------------------------------------------------------------------------------------------
 
+    def take_reply(self, reply: messages.Reply, payload: memoryview | None) -> None:
+        """A server of another worker has replied."""
+        key, own = self._layout.key(reply.key), self._station.identity
+        values = None if reply.empty else as_values(payload, self._layout.fragments[key].size)
+        self.landed(Reply(own.worker, own.attempt, key, reply.number, reply.version, values))
+
     def landed(self, reply: Reply) -> None:
         """A server has replied to an update of this worker."""
         flight = self._flights.get(reply.number)
@@ -190,7 +197,7 @@ class Updates:
             done = self._flights.pop(round)
             with joint.lock:
                 joint.landed = max(joint.landed, round + 1)
-            taken, own = time.now() - done.started, {self._station.worker: self._note()}
+            taken, own = time.now() - done.started, {self._station.worker: self._station.note()}
             size = done.size_bytes
             self._station.signals.put(Landed(round, done.fragment, done.reply, None, own, None, None, taken, size))
 
@@ -230,8 +237,3 @@ class Updates:
         """Whether it is unknown which updates are in the servers' values: a contribution is lost, not counted twice."""
         plan = self._host.plan
         return plan is not None and plan.kind == "put" and not self._strict
-
-    @property
-    def _strict(self) -> bool:
-        strategy = self._station.joint.strategy
-        return isinstance(strategy, Served) and strategy.strict
