@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx, nn
 
-from thinwire.caffe import schema
-from thinwire.caffe.graph import Node, nodes_of, rules_met, shared_keys
+from thinwire.caffe.furnishing import SHAPE_ERRORS, Furnishing
+from thinwire.caffe.graph import Node, nodes_of, rules_met
 from thinwire.caffe.layers import InputLayer, Layer, Shape, make
 from thinwire.caffe.prototxt import Definition
 from thinwire.errors import ConfigError, DataError, nearest
@@ -20,7 +18,6 @@ AUTOMATIC = "(automatic)"
 """What Caffe calls the top of a loss that names none."""
 MAX_TOTAL = 1 << 29
 """Numbers in all parameters of a network together: 2 GiB."""
-_SHAPE_ERRORS = (ConfigError, RuntimeError, ValueError, TypeError, IndexError, OverflowError, ZeroDivisionError)
 
 
 class Outputs(dict[str, Tensor]):
@@ -64,11 +61,11 @@ class CaffeNet(nn.Module):
         super().__init__()
         stages = (*described.net.state.stage, *stages)
         self.name = described.net.name
-        self._described = described
+        self.definition = described
         self._state = (tuple(stages), level)
         self.blobs: dict[str, Tensor] = {}
         self.layers = nn.ModuleDict()
-        self._keys: list[str] = []
+        keys: list[str] = []
         phases: dict[str, list[int]] = {"TRAIN": [], "TEST": []}
         self._broken: dict[str, ConfigError] = {}
         taken: dict[str, int] = {}
@@ -81,8 +78,8 @@ class CaffeNet(nn.Module):
             except ConfigError as error:
                 for name in included or phases:
                     self._broken.setdefault(name, described.error(index, str(error)))
-            self._keys.append(_unused(spec.name or spec.type or "layer", taken))
-            self.layers[self._keys[-1]] = made
+            keys.append(_unused(spec.name or spec.type or "layer", taken))
+            self.layers[keys[-1]] = made
             for name in included:
                 phases[name].append(index)
         self._nodes: dict[str, list[Node]] = {}
@@ -94,8 +91,7 @@ class CaffeNet(nn.Module):
         if phase in self._broken:
             raise self._broken[phase]
         self.train(phase == "TRAIN")
-        self._same = shared_keys(self._nodes)
-        self._shared: dict[tuple[str, str, int], tuple[int, str]] = {}
+        self.furnishing = Furnishing(described, self.layers, keys, self._nodes)
 
     # -- what is in it ----------------------------------------------------------------------------------------------
 
@@ -128,10 +124,6 @@ class CaffeNet(nn.Module):
         """Whether the shapes of all parameters of the present phase are known."""
         return all(self.layer_of(node).is_ready for node in self.nodes)
 
-    @property
-    def definition(self) -> Definition:
-        return self._described
-
     def learnable(self) -> list[tuple[Node, int, Tensor]]:
         """The training phase's own blobs in Caffe's order: node, number in its layer, and the blob."""
         found, seen = [], set()
@@ -154,9 +146,7 @@ class CaffeNet(nn.Module):
         return [node for _, node in sorted({n.index: n for nodes in self._nodes.values() for n in nodes}.items())]
 
     def layer_of(self, node: Node) -> Layer:
-        found = self.layers[self._keys[node.index]]
-        assert isinstance(found, Layer)
-        return found
+        return self.furnishing.layer_of(node)
 
     # -- preparing --------------------------------------------------------------------------------------------------
 
@@ -184,7 +174,7 @@ class CaffeNet(nn.Module):
             if not asked <= set(known):
                 continue
             try:
-                inferred = self._infer(nodes, known)
+                inferred = self.furnishing.infer(nodes, known)
                 found = inferred if phase == self.phase else found
             except ConfigError as error:
                 if phase == self.phase:
@@ -193,102 +183,13 @@ class CaffeNet(nn.Module):
         total = sum(p.numel() for p in self.parameters())
         if total > MAX_TOTAL:
             raise ConfigError(
-                f"{self._described.file}: its parameters are {total:,} numbers; at most {MAX_TOTAL:,} are read"
+                f"{self.definition.file}: its parameters are {total:,} numbers; at most {MAX_TOTAL:,} are read"
             )
         return found
-
-    def _infer(self, nodes: list[Node], shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-        """Runs one phase without memory."""
-        blobs: dict[str, Tensor] = {}
-        found: dict[str, Shape] = {}
-        for node in nodes:
-            made = self.layer_of(node)
-            try:
-                if isinstance(made, InputLayer):
-                    tops: Any = tuple(torch.empty(_checked(shapes[top]), device="meta") for top in node.tops)
-                else:
-                    bottoms = [blobs[name] for name in node.bottoms]
-                    self._check(node, [tuple(b.shape) for b in bottoms])
-                    with torch.no_grad():
-                        tops = _as_meta(made).infer(*bottoms)
-            except _SHAPE_ERRORS as error:
-                raise self._described.error(node.index, str(error)) from error
-            tops = tops if isinstance(tops, tuple) else (tops,)
-            blobs.update(zip(node.tops, tops, strict=False))
-            found.update({name: tuple(top.shape) for name, top in zip(node.tops, tops, strict=False)})
-            for name, top in zip(node.tops, tops, strict=False):
-                if top.numel() > (1 << 31) - 1:
-                    raise self._described.error(node.index, f"blob {name!r} would have {top.numel():,} numbers")
-        return found
-
-    def _check(self, node: Node, bottoms: Sequence[Shape]) -> None:
-        """Makes a layer's blobs, or sees that those it has fit its bottoms."""
-        made = self.layer_of(node)
-        if not made.kept:
-            return
-        shapes = [tuple(shape) for shape in made.blob_shapes(*bottoms)]
-        if not made.is_ready:
-            self.furnish(node, shapes)
-        for index, shape in enumerate(shapes):
-            have = tuple(made.blob(index).shape)
-            if have != shape:
-                raise ConfigError(f"its {made.kept[index]} has the shape {have}, and its bottoms ask for {shape}")
-
-    def furnish(self, node: Node, shapes: Sequence[Shape]) -> None:
-        """Makes a layer's blobs, without memory as yet, or takes those it shares."""
-        made = self.layer_of(node)
-        made.prepare(shapes)
-        for index in range(len(made.kept)):
-            self._share(node, made, index)
-
-    def _share(self, node: Node, made: Layer, index: int) -> None:
-        """Puts the blob of another layer in place where names say that they are one."""
-        spec, same = node.spec(index), self._same.get(node.index)
-        key = ("name", spec.name, 0) if spec.name else ("layer", same, index) if same is not None else None
-        if key is None:
-            return
-        if key not in self._shared:
-            self._shared[key] = (node.index, made.kept[index])
-            return
-        donor, name = self._shared[key]
-        theirs, mine = getattr(self.layers[self._keys[donor]], name), made.blob(index)
-        if theirs.shape != mine.shape and (theirs.numel() != mine.numel() or not spec.permissive):
-            raise ConfigError(
-                f"its {made.kept[index]} of shape {tuple(mine.shape)} is to be the same as one of shape "
-                f"{tuple(theirs.shape)}; shapes must agree, or with share_mode PERMISSIVE their counts"
-            )
-        made.put(made.kept[index], theirs, seen_as=tuple(mine.shape))
 
     def materialise(self) -> None:
         """Gives the parameters memory, and fills them as the prototxt says, from torch's generator."""
-        done: dict[int, Tensor] = {}
-        for made in self.layers.values():
-            if not isinstance(made, Layer) or not made.is_ready:
-                continue
-            for name, filler in zip(made.kept, made.fillers(), strict=True):
-                blob = getattr(made, name)
-                if blob.device.type != "meta":
-                    continue
-                if id(blob) not in done:
-                    fresh = torch.empty(blob.shape)
-                    filler.fill(fresh)
-                    done[id(blob)] = fresh if made.statistics else nn.Parameter(fresh)
-                made.put(name, done[id(blob)])
-        self._mark()
-
-    def _mark(self) -> None:
-        """Notes on every parameter how fast it learns and decays; of layers that share one, the first says."""
-        said: dict[int, list[float | None]] = {}
-        for nodes in self._nodes.values():
-            for node in nodes:
-                made = self.layer_of(node)
-                for index in range(len(made.kept) if made.is_ready and not made.statistics else 0):
-                    blob: Any = getattr(made, made.kept[index])
-                    spec, known = node.spec(index), said.setdefault(id(blob), [None, None])
-                    known[0] = spec.lr_mult if known[0] is None else known[0]
-                    known[1] = spec.decay_mult if known[1] is None else known[1]
-                    blob.lr_mult, blob.decay_mult = (1.0 if value is None else value for value in known)
-                    blob.requires_grad_(blob.lr_mult != 0 or self._described.net.force_backward)
+        self.furnishing.materialise()
 
     # -- calling ----------------------------------------------------------------------------------------------------
 
@@ -310,7 +211,8 @@ class CaffeNet(nn.Module):
                     if not made.needs_labels:
                         raise DataError(f"layer {node.name!r} reads blob {missing[0]!r}, which was not given")
                     continue
-                tops = self._run(
+                tops = _run(
+                    self.definition,
                     node,
                     made,
                     [
@@ -330,15 +232,6 @@ class CaffeNet(nn.Module):
                     loss = term if loss is None else loss + term
         self.blobs = {name: blob for name, blob in blobs.items() if isinstance(blob, Tensor)}  # nothing of torch.fx
         return outputs_of({name: blobs[name] for name in unread}, loss)
-
-    def _run(self, node: Node, made: Layer, bottoms: list[Tensor]) -> Any:
-        try:
-            return made(*bottoms)
-        except ConfigError as error:
-            raise self._described.error(node.index, str(error)) from error
-        except _SHAPE_ERRORS as error:
-            shapes = [tuple(b.shape) for b in bottoms]
-            raise DataError(str(self._described.error(node.index, f"with bottoms {shapes}: {error}"))) from error
 
     def _given(self, values: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Tensor]:
         inputs = self.inputs
@@ -370,19 +263,24 @@ class CaffeNet(nn.Module):
     # -- travelling -------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__ | {"blobs": {}}
-        described = self._described
-        state["_described"] = (described.net.SerializeToString(), described.file, described.lines)
-        return state
+        return self.__dict__ | {"blobs": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        packed, file, lines = state["_described"]
-        net = schema.message("NetParameter").FromString(packed)
-        nn.Module.__setstate__(self, state | {"_described": Definition(net, file, lines)})  # type: ignore[no-untyped-call]
-        self._mark()
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.furnishing.mark()
 
     def extra_repr(self) -> str:
         return f"name={self.name!r}, inputs={self.inputs}"
+
+
+def _run(definition: Definition, node: Node, made: Layer, bottoms: list[Tensor]) -> Any:
+    try:
+        return made(*bottoms)
+    except ConfigError as error:
+        raise definition.error(node.index, str(error)) from error
+    except SHAPE_ERRORS as error:
+        shapes = [tuple(b.shape) for b in bottoms]
+        raise DataError(str(definition.error(node.index, f"with bottoms {shapes}: {error}"))) from error
 
 
 def _unused(name: str, taken: dict[str, int]) -> str:
@@ -394,16 +292,3 @@ def _unused(name: str, taken: dict[str, int]) -> str:
     taken[plain] = number
     taken.setdefault(key, 1)
     return key
-
-
-def _checked(shape: Shape) -> Shape:
-    if math.prod(shape) > (1 << 31) - 1:
-        raise ConfigError(f"its shape {tuple(shape)} has more than 2,147,483,647 numbers")
-    return tuple(shape)
-
-
-def _as_meta(made: Layer) -> Layer:
-    """A layer to try shapes with: itself while it has no memory, else a copy without."""
-    if all(b.device.type == "meta" for b in [*made.parameters(), *made.buffers()]):
-        return made
-    return copy.deepcopy(made).to("meta")

@@ -37,10 +37,18 @@ class Definition:
     file: str
     lines: tuple[int, ...]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A message travels as its own bytes."""
+        return _unpacked, (self.net.SerializeToString(), self.file, self.lines)
+
     def error(self, index: int, text: str) -> ConfigError:
         """An error of one layer, with its place in the file."""
         layer = self.net.layer[index]
         return ConfigError(f"{self.file}:{self.lines[index]}: layer {layer.name!r} ({layer.type}): {text}")
+
+
+def _unpacked(net: bytes, file: str, lines: tuple[int, ...]) -> Definition:
+    return Definition(schema.message("NetParameter").FromString(net), file, lines)
 
 
 def read_net(path: str | os.PathLike[str]) -> Definition:

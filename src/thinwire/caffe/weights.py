@@ -72,7 +72,7 @@ def fill(net: CaffeNet, path: str | os.PathLike[str]) -> list[str]:
                 if not made.is_ready:
                     shapes = [made.legacy_shape(i, b.shape) if b.legacy else b.shape for i, b in enumerate(own)]
                     _check(made, shapes)
-                    net.furnish(node, shapes)
+                    net.furnishing.furnish(node, shapes)
             except ConfigError as error:
                 raise misfit(node, error) from error
     net.materialise()

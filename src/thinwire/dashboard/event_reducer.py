@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -58,6 +59,116 @@ class WorkerRow:
         return {name: getattr(self, name) for name in (*names, "sent", "received")}
 
 
+class Marks:
+    """Lines of what happened; those that are rare are not pushed out by those that are frequent."""
+
+    def __init__(self) -> None:
+        self._often: deque[dict[str, Any]] = deque(maxlen=MOST_MARKS)
+        self._rare: deque[dict[str, Any]] = deque(maxlen=MOST_DEATHS)
+        self._count = 0
+
+    def in_order(self) -> list[dict[str, Any]]:
+        """All of them, in the order in which they came."""
+        return sorted((*self._often, *self._rare), key=lambda mark: int(mark["n"]))
+
+    def add(self, now: float, kind: str, text: str, worker: int | None = None) -> None:
+        """Adds a line; one that says what one of the newest said takes its place, and counts how often it came."""
+        self._count += 1
+        told = {"n": self._count, "id": self._count, "t": now, "kind": kind, "text": text[:LONGEST]}
+        told |= {"worker": worker, "times": 1}
+        if kind in RARE:
+            self._rare.append(told)
+            return
+        for mark in list(self._often)[-FOLDED:]:
+            if all(mark[name] == told[name] for name in ("kind", "text", "worker")):
+                told |= {"id": mark["id"], "times": mark["times"] + 1}
+                self._often.remove(mark)
+        self._often.append(told)
+
+
+class Totals:
+    """What all workers come to, once a second."""
+
+    def __init__(self) -> None:
+        self.sums = {"rows": 0.0, "sent": 0.0, "received": 0.0, "stepped": 0.0, "alive": 0.0}
+        self.newest: dict[str, float | None] = {}
+        self.ticked: float | None = None
+        """When a second was last over."""
+        self._before: dict[str, float] = {}
+        self.losses: list[float] = []
+        """Of the steps since then."""
+
+    def add(self, grown: Mapping[str, float]) -> None:
+        """Adds what a worker reports."""
+        for name, value in grown.items():
+            self.sums[name] += value
+
+    def tick(
+        self, now: float, workers: Mapping[int, WorkerRow], series: Mapping[str, Series], *, last: bool = False
+    ) -> None:
+        """Adds a point to the series where a second is over, or the run."""
+        took = now - (self.ticked if self.ticked is not None else now)
+        if self.ticked is not None and took < TICK_S and not last:
+            return
+        self.ticked = now
+        steps, loss = max((row.steps for row in workers.values()), default=0), None
+        if self.losses:
+            loss = sum(self.losses) / len(self.losses)
+            series["train"].add(now, float(steps), loss)
+            self.losses = []
+        grown = {name: value - self._before.get(name, 0.0) for name, value in self.sums.items()}
+        self._before = dict(self.sums)
+        self.newest = {
+            "time": now,
+            "steps": float(steps),
+            "loss": loss,
+            "rows_per_s": grown["rows"] / took if took > 0 else None,
+            "busy": min(1.0, grown["stepped"] / grown["alive"]) if grown["alive"] > 0 else None,
+            "sent_bytes": self.sums["sent"],
+            "workers": float(sum(row.state == "stepping" for row in workers.values())),
+        }
+        series["total"].add(now, *self.sums.values())
+
+
+def _number(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
+PLAIN: dict[str, Callable[[dict[str, Any]], tuple[str, str, int | None]]] = {
+    "round_stalled": lambda event: (
+        "stalled",
+        f"worker {event.get('worker')} waits for {event.get('waited_for')}",
+        _number(event.get("worker")),
+    ),
+    "slot_awaited": lambda event: (
+        "stalled",
+        f"no slot to visit workers {event.get('workers')} on {event.get('host')}",
+        _number(event.get("moved")),
+    ),
+    "checkpoint_failed": lambda event: (
+        "hurts",
+        f"checkpoint {event.get('name')} could not be written: {event.get('reason')}",
+        None,
+    ),
+}
+"""Events that are a line and nothing else: its kind, its text, and the worker that it is about."""
+
+
+def row_of(workers: dict[int, WorkerRow], event: dict[str, Any], now: float) -> WorkerRow:
+    """The row of the worker that an event is about."""
+    worker = int(event["worker"])
+    if worker not in workers and len(workers) >= MOST_ROWS:
+        raise ValueError(f"worker {worker} is one too many for a page")
+    row = workers.setdefault(worker, WorkerRow(worker))
+    row.seen = row.seen or now
+    return row
+
+
+def show(head: dict[str, Any], told: dict[str, Any]) -> None:
+    """Puts values at the head of the page, as much of each as a page shows."""
+    head |= {name: _modest(value) for name, value in told.items()}
+
+
 class EventReducer:
     """What has happened so far. Events come as they stand in `events.jsonl`; a run that begins anew starts it anew."""
 
@@ -73,24 +184,22 @@ class EventReducer:
         self.workers: dict[int, WorkerRow] = {}
         self.series: dict[str, Series] = {"train": Series(fold="mean"), "total": Series()}
         self.fragments: dict[int, dict[str, float]] = {}
-        self.newest: dict[str, float | None] = {}
-        """What the last second of the run came to, for those who keep such numbers elsewhere."""
-        self._marks: deque[dict[str, Any]] = deque(maxlen=MOST_MARKS)
-        self._deaths: deque[dict[str, Any]] = deque(maxlen=MOST_DEATHS)
-        self._sums = {"rows": 0.0, "sent": 0.0, "received": 0.0, "stepped": 0.0, "alive": 0.0}
-        self._before: dict[str, float] = {}
-        self._losses: list[float] = []
+        self._marks = Marks()
+        self._totals = Totals()
         self._untimed = 0.0
         """Rows that were stepped before the time that rows a second are counted over."""
-        self._ticked: float | None = None
-        self._told_marks = 0
         self._shift = 0.0
         """Added to times: a run that goes on later, or in another virtual time, goes on where it stopped."""
 
     @property
     def marks(self) -> list[dict[str, Any]]:
-        """What happened, in order; what is rare is not pushed out by what is frequent."""
-        return sorted((*self._marks, *self._deaths), key=lambda mark: int(mark["n"]))
+        """What happened, in order."""
+        return self._marks.in_order()
+
+    @property
+    def newest(self) -> dict[str, float | None]:
+        """What the last second of the run came to, for those who keep such numbers elsewhere."""
+        return self._totals.newest
 
     def feed(self, event: dict[str, Any]) -> None:
         """Takes an event in; kinds it does not know are counted and left."""
@@ -99,10 +208,13 @@ class EventReducer:
         try:
             if event.get("kind") == "run_started" and "began" in self.head:
                 self._start_again(event)
-            act = getattr(self, f"_on_{event.get('kind')}", None)
+            kind = str(event.get("kind"))
+            act, told = getattr(self, f"_on_{kind}", None), PLAIN.get(kind)
             now = float(event["time"]) + self._shift
             if act is not None:
                 act(event, now)
+            if told is not None:
+                self._marks.add(now, *told(event))
             self.head["now"] = max(now, float(self.head.get("now", now)))
         except Exception:  # another version's, or a damaged line: no reason to end a run or a page
             self.head["unread"] = int(self.head.get("unread", 0)) + 1
@@ -119,51 +231,44 @@ class EventReducer:
     def _on_run_started(self, event: dict[str, Any], now: float) -> None:
         names = ("strategy", "knobs", "workers", "rows", "validation_rows", "seed", "resumed_from", "version")
         began = self.head.get("began", now)
-        self._show({name: event.get(name) for name in names} | {"state": "running", "began": began})
+        show(self.head, {name: event.get(name) for name in names} | {"state": "running", "began": began})
         self.head.pop("reason", None)
         if event.get("resumed_from"):
             passed = "".join(f"; {name} passed over: {why}" for name, why in (event.get("passed_over") or {}).items())
-            self._mark(now, "resumed", f"resumed from {event['resumed_from']}{passed}")
+            self._marks.add(now, "resumed", f"resumed from {event['resumed_from']}{passed}")
         for row in self.workers.values():
             row.told, row.attempt, row.state = {}, -1, "joined"
-        self._ticked = now
+        self._totals.ticked = now
 
     def _on_worker_joined(self, event: dict[str, Any], now: float) -> None:
-        row = self._row(event, now)
+        row = row_of(self.workers, event, now)
         attempt = int(event.get("attempt", 0))
         if attempt != row.attempt:  # one that was only not heard for a while counts on
             row.told = {}
         row.host, row.attempt, row.state, row.seen = str(event.get("host", ""))[:LONGEST], attempt, "stepping", now
         if event.get("again"):
-            self._mark(now, "reborn", f"worker {row.worker} is back on {row.host}", row.worker)
+            self._marks.add(now, "reborn", f"worker {row.worker} is back on {row.host}", row.worker)
 
     def _on_worker_lost(self, event: dict[str, Any], now: float) -> None:
-        row = self._row(event, now)
+        row = row_of(self.workers, event, now)
         row.state, row.lost = "lost", row.lost + 1
         reason = str(event.get("reason", "")).splitlines()
-        self._mark(now, "lost", f"worker {row.worker} on {row.host} lost: {reason[0] if reason else ''}", row.worker)
+        self._marks.add(
+            now, "lost", f"worker {row.worker} on {row.host} lost: {reason[0] if reason else ''}", row.worker
+        )
 
     def _on_worker_failed(self, event: dict[str, Any], now: float) -> None:
-        row = self._row(event, now)
+        row = row_of(self.workers, event, now)
         row.state = "failed"
-        self._mark(now, "failed", f"worker {row.worker} failed: {event.get('error', '')}", row.worker)
+        self._marks.add(now, "failed", f"worker {row.worker} failed: {event.get('error', '')}", row.worker)
 
     def _on_generation_formed(self, event: dict[str, Any], now: float) -> None:
         members = event.get("members", ())
-        self._show({"generation": event.get("generation"), "stepping": self.head.get("stepping", now)})
-        self._mark(now, "generation", f"generation {event.get('generation')}: {len(members)} workers")
-
-    def _on_round_stalled(self, event: dict[str, Any], now: float) -> None:
-        text = f"worker {event.get('worker')} waits for {event.get('waited_for')}"
-        self._mark(now, "stalled", text, None if event.get("worker") is None else int(event["worker"]))
-
-    def _on_slot_awaited(self, event: dict[str, Any], now: float) -> None:
-        moved = event.get("moved")
-        text = f"no slot to visit workers {event.get('workers')} on {event.get('host')}"
-        self._mark(now, "stalled", text, None if moved is None else int(moved))
+        show(self.head, {"generation": event.get("generation"), "stepping": self.head.get("stepping", now)})
+        self._marks.add(now, "generation", f"generation {event.get('generation')}: {len(members)} workers")
 
     def _on_progressed(self, event: dict[str, Any], now: float) -> None:
-        row = self._row(event, now)
+        row = row_of(self.workers, event, now)
         row.attempt = int(event.get("attempt", row.attempt))
         rows, steps = _count(event["rows"]), _count(event["steps"])
         more = {"rows": max(0.0, rows - row.rows)}
@@ -178,22 +283,21 @@ class EventReducer:
         row.rows, row.steps, row.seen = max(row.rows, rows), max(row.steps, steps), now
         row.busy, row.gap_s = float(event.get("busy", 0.0)), max(row.gap_s, float(event.get("gap_s", 0.0)))
         row.state = "stepping"
-        for name, value in more.items():
-            self._sums[name] += value
+        self._totals.add(more)
         if event.get("loss") is not None:
             row.loss = float(event["loss"])
-            self._losses.append(row.loss)
+            self._totals.losses.append(row.loss)
         row.lane.add(now, row.stepped, row.exchanged, row.waited)
         if "stepping" not in self.head:  # a log without generations: what the first report has took an unknown time
-            self.head["stepping"], self._untimed = now, self._sums["rows"]
+            self.head["stepping"], self._untimed = now, self._totals.sums["rows"]
         if now > self.head["stepping"]:
-            self.head["rows_per_s"] = (self._sums["rows"] - self._untimed) / (now - self.head["stepping"])
-        self._tick(now)
+            self.head["rows_per_s"] = (self._totals.sums["rows"] - self._untimed) / (now - self.head["stepping"])
+        self._totals.tick(now, self.workers, self.series)
 
     def _on_round_landed(self, event: dict[str, Any], now: float) -> None:
         if event.get("fragments") != self.head.get("fragments"):  # cut anew
             self.fragments = {}
-        self._show({name: event.get(name) for name in ("codec", "fragments", "round")})
+        show(self.head, {name: event.get(name) for name in ("codec", "fragments", "round")})
         if event.get("fragment") is None:
             return
         fragment = int(event["fragment"])
@@ -207,9 +311,9 @@ class EventReducer:
         seen["seconds"] = float(event.get("seconds", 0.0))
 
     def _on_setting_changed(self, event: dict[str, Any], now: float) -> None:
-        self._show({"choice": event.get("why") or self.head.get("choice")})
+        show(self.head, {"choice": event.get("why") or self.head.get("choice")})
         if event.get("why"):
-            self._mark(now, "setting", str(event["why"]))
+            self._marks.add(now, "setting", str(event["why"]))
 
     def _on_tried(self, event: dict[str, Any], now: float) -> None:
         for name in ("joint", "replicas", "best", "alone"):
@@ -217,7 +321,7 @@ class EventReducer:
                 series = self.series.setdefault(f"t:{name}", Series())
                 series.add(now, float(event.get("steps", 0)), float(event[name]))
         if event.get("hurts"):
-            self._mark(now, "hurts", f"exchanging hurts: {event['hurts']}")
+            self._marks.add(now, "hurts", f"exchanging hurts: {event['hurts']}")
 
     def _on_evaluated(self, event: dict[str, Any], now: float) -> None:
         metrics = {name[:LONGEST]: float(value) for name, value in (event.get("metrics") or {}).items()}
@@ -225,74 +329,20 @@ class EventReducer:
             if f"m:{name}" not in self.series and len(self.series) >= MOST_METRICS:
                 raise ValueError(f"metric {name} is one too many for a page")
             self.series.setdefault(f"m:{name}", Series()).add(now, float(event.get("steps", 0)), value)
-        self._show({"metrics": metrics, "evaluated": event.get("number")})
+        show(self.head, {"metrics": metrics, "evaluated": event.get("number")})
         if event.get("best"):
-            self._show({"best": {"number": event.get("number"), "metrics": metrics}})
+            show(self.head, {"best": {"number": event.get("number"), "metrics": metrics}})
 
     def _on_checkpoint_saved(self, event: dict[str, Any], now: float) -> None:
-        self._show({"checkpoint": event.get("name")})
-        self._mark(now, "saved", f"checkpoint {event.get('name')}")
-
-    def _on_checkpoint_failed(self, event: dict[str, Any], now: float) -> None:
-        self._mark(now, "hurts", f"checkpoint {event.get('name')} could not be written: {event.get('reason')}")
+        show(self.head, {"checkpoint": event.get("name")})
+        self._marks.add(now, "saved", f"checkpoint {event.get('name')}")
 
     def _on_run_ended(self, event: dict[str, Any], now: float) -> None:
-        self._tick(now, last=True)
-        self._show({"state": "ended", "reason": event.get("reason"), "summary": event.get("summary") or {}})
+        self._totals.tick(now, self.workers, self.series, last=True)
+        show(self.head, {"state": "ended", "reason": event.get("reason"), "summary": event.get("summary") or {}})
         for row in self.workers.values():
             row.state = "done" if row.state == "stepping" else row.state
-        self._mark(now, "ended", f"ended: {event.get('reason')}")
-
-    # -- parts ------------------------------------------------------------------------------------------------------
-
-    def _row(self, event: dict[str, Any], now: float) -> WorkerRow:
-        worker = int(event["worker"])
-        if worker not in self.workers and len(self.workers) >= MOST_ROWS:
-            raise ValueError(f"worker {worker} is one too many for a page")
-        row = self.workers.setdefault(worker, WorkerRow(worker))
-        row.seen = row.seen or now
-        return row
-
-    def _mark(self, now: float, kind: str, text: str, worker: int | None = None) -> None:
-        """Adds a line; one that says what one of the newest said takes its place, and counts how often it came."""
-        self._told_marks += 1
-        told = {"n": self._told_marks, "id": self._told_marks, "t": now, "kind": kind, "text": text[:LONGEST]}
-        told |= {"worker": worker, "times": 1}
-        if kind in RARE:
-            self._deaths.append(told)
-            return
-        for mark in list(self._marks)[-FOLDED:]:
-            if all(mark[name] == told[name] for name in ("kind", "text", "worker")):
-                told |= {"id": mark["id"], "times": mark["times"] + 1}
-                self._marks.remove(mark)
-        self._marks.append(told)
-
-    def _show(self, told: dict[str, Any]) -> None:
-        """Puts values at the head of the page, as much of each as a page shows."""
-        self.head |= {name: _modest(value) for name, value in told.items()}
-
-    def _tick(self, now: float, *, last: bool = False) -> None:
-        took = now - (self._ticked if self._ticked is not None else now)
-        if self._ticked is not None and took < TICK_S and not last:
-            return
-        self._ticked = now
-        steps, loss = max((row.steps for row in self.workers.values()), default=0), None
-        if self._losses:
-            loss = sum(self._losses) / len(self._losses)
-            self.series["train"].add(now, float(steps), loss)
-            self._losses = []
-        grown = {name: value - self._before.get(name, 0.0) for name, value in self._sums.items()}
-        self._before = dict(self._sums)
-        self.newest = {
-            "time": now,
-            "steps": float(steps),
-            "loss": loss,
-            "rows_per_s": grown["rows"] / took if took > 0 else None,
-            "busy": min(1.0, grown["stepped"] / grown["alive"]) if grown["alive"] > 0 else None,
-            "sent_bytes": self._sums["sent"],
-            "workers": float(sum(row.state == "stepping" for row in self.workers.values())),
-        }
-        self.series["total"].add(now, *self._sums.values())
+        self._marks.add(now, "ended", f"ended: {event.get('reason')}")
 
 
 def _modest(value: Any, depth: int = 0) -> Any:
