@@ -389,7 +389,7 @@ CLAIMS: list[tuple[str, str, Callable[[], list[float]]]] = [
     ),
     (
         BENCHMARKS,
-        "Of real kills {}: {} on one machine and {} of",
+        "There were {} real kills: {} on one machine and {} of",
         lambda: [result("chaos")["totals"][key] for key in ("kills", "kills_local", "kills_spark")],
     ),
     (BENCHMARKS, "| a worker loses its process every minute | {} |", lambda: [result("deaths")["rows"][0]["value"]]),
@@ -651,12 +651,12 @@ CLAIMS: list[tuple[str, str, Callable[[], list[float]]]] = [
     ),
     (
         BENCHMARKS,
-        "Of the kills {} are of the bouts after that mend (from seed 15 on), {} on one machine and {} on Spark",
+        "Of the kills {} are of the bouts after that fix (from seed 15 on), {} on one machine and {} on Spark",
         kills_after_the_mend,
     ),
     (
         BENCHMARKS,
-        "In {} schedules all who held the joint model died, as drawn, and the run said so; in {} one was away",
+        "In {} schedules all workers that held the joint model died, as drawn, and the run reported it; in {} a",
         lambda: [result("schedules")["outcomes"][key] for key in ("lost", "incomplete")],
     ),
     (
