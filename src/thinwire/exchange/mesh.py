@@ -78,7 +78,8 @@ class Mesh(Member):
                     self._spares.give(spare)
             elif values is spare:  # until the round has landed: it may have to be launched again
                 self._values[round] = spare
-            if values is not None and codec(self._codec_of(round)).bits < KNOWS_ZERO:
+            moves = self._joint.strategy.joint_optimizer is None
+            if values is not None and moves and codec(self._codec_of(round)).bits < KNOWS_ZERO:
                 note = note | {"still": still(values, fragment.start)}
         with self._numbering:
             self._claimed.discard(round)

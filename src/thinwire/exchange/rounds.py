@@ -307,7 +307,7 @@ class Rounds:
 
     def _sum(self, entry: Round, index: int) -> None:
         parts = entry.parts.pop(index)
-        notes = {worker: note for worker, note in entry.notes.items() if worker in parts}
+        notes = self._notes_to_pass_on(entry, index, set(parts))
         packed = entry.sum(index, parts)
         if entry.flaws:
             entry.dropped |= set(entry.flaws)
@@ -329,6 +329,19 @@ class Rounds:
                 self._send(peer, sum, _payload(packed))
                 entry.size_bytes += 0 if packed is None else packed.numel()
         self._note_late(entry, index, set(parts))
+
+    def _notes_to_pass_on(self, entry: Round, index: int, counted: set[int]) -> dict[int, dict[str, Any]]:
+        """The notes that go with a chunk's sum.
+
+        Each owner passes on its own note, and the owner of the round's first chunk those of workers that own no chunk:
+        every worker hears each note once, where it would hear it from each owner otherwise. An owner that sums without
+        some workers passes on all that it has, since those workers may have missed their own chunks too.
+        """
+        heard = {worker: note for worker, note in entry.notes.items() if worker in counted}
+        if len(counted) < len(self.members):
+            return heard
+        owners = {chunk.owner for chunk in entry.chunks}
+        return {w: note for w, note in heard.items() if w == self._me or (index == 0 and w not in owners)}
 
     def _note_late(self, entry: Round, index: int, counted: set[int]) -> None:
         entry.late |= set(self.members) - counted

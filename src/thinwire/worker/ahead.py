@@ -59,12 +59,15 @@ class Ahead:
         if not steps or weight <= 0:
             return {}
         made = max(made, self._joint.version)
-        note = {"taken": [weight, steps, max(0, made - steps)], "groups": self._groups()}
+        note: dict[str, Any] = {"taken": [weight, steps, max(0, made - steps)]}
         mean = fragment.of(self.sum) / weight
-        note["square"] = min(HUGE, float(mean @ mean))
+        note["square"] = _short(float(mean @ mean))
         if (spread := self._joint.spread.value) is not None:
-            note["spread"] = min(HUGE, spread)
-        return note | {"absent": sorted(self._absent(fragment, steps))}
+            note["spread"] = _short(spread)
+        note["groups"] = self._groups()
+        if absent := self._absent(fragment, steps):
+            note["absent"] = sorted(absent)
+        return note
 
     def sent(self, fragment: Fragment) -> None:
         """A copy of a fragment's sum is on its way."""
@@ -77,11 +80,12 @@ class Ahead:
         return self._steps > 0 and bool(self.sum.any())
 
     def _groups(self) -> list[dict[str, Any]]:
-        """The settings that schedules move, as they are now."""
-        return [
-            {name: _plain(group[name]) for name in MOVING if name in group}
-            for group in self._replica.optimizer.param_groups
-        ]
+        """The learning rates, and what else schedules have moved, as they are now."""
+        found = []
+        for group, first in zip(self._replica.optimizer.param_groups, self._rule.settings, strict=True):
+            moved = [name for name in MOVING if name in group and (name == "lr" or group[name] != first.get(name))]
+            found.append({name: _plain(group[name]) for name in moved})
+        return found
 
     def _absent(self, fragment: Fragment, steps: int) -> frozenset[int]:
         """The parameters in a fragment, by number, of which the last so many steps had no gradient."""
@@ -186,6 +190,15 @@ class Ahead:
         self._steps, self._weight = int(tree["steps"]), float(tree["weight"])
         self._seen = [int(step) for step in tree["seen"]]
         self._shares.load(tree["shares"])
+
+
+def _short(value: float) -> float:
+    """A positive number to four digits: notes are sent in every round.
+
+    >>> _short(0.00782968383282423)
+    0.00783
+    """
+    return min(HUGE, float(f"{value:.4g}"))
 
 
 def _plain(value: Any) -> Any:
