@@ -157,14 +157,16 @@ def parsed(text: str) -> Cell:
     """
     task, workers, batch, ratio = text.split(":")
     if task not in TASKS or batch not in BATCHES:
-        raise SystemExit(f"{text!r} is no cell; write TASK:K:BATCH:R with {', '.join(TASKS)} and {' or '.join(BATCHES)}")
+        raise SystemExit(
+            f"{text!r} is no cell; write TASK:K:BATCH:R with {', '.join(TASKS)} and {' or '.join(BATCHES)}"
+        )
     return Cell(task, int(workers), batch, float(ratio))
 
 
 def trials(cells: Iterable[Cell], seeds: Sequence[int]) -> Iterator[Trial]:
-    """What has to be run for these cells; the runs that take longest first."""
+    """What has to be run for these cells; the runs that take longest last, so that most cells are complete early."""
     with_free = {each for cell in cells for each in (cell, cell._replace(ratio=0.0))}
-    for cell in sorted(with_free, key=lambda c: (-c.workers, c.task, c.batch, c.ratio)):
+    for cell in sorted(with_free, key=lambda c: (c.workers, c.task, c.batch, c.ratio)):
         for seed in seeds:
             for rate in TASKS[cell.task].rates:
                 yield Trial(cell, rate, seed)
