@@ -284,7 +284,7 @@ def test_nothing_is_certain_while_the_wire_changes() -> None:
     for round in range(7):
         meter.read(round, Traffic(1000 * round, 0.001 * round if round < 4 else 0.003 + (round - 3) * 0.1))
     assert meter.bytes_per_s is None
-    for round in range(7, 10):
+    for round in range(7, 14):
         meter.read(round, Traffic(1000 * round, 0.003 + (round - 3) * 0.1))
     assert meter.bytes_per_s == pytest.approx(1e4)
 

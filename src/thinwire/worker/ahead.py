@@ -55,7 +55,7 @@ class Ahead:
 
     def note(self, fragment: Fragment, made: int) -> dict[str, Any]:
         """What to say with a fragment's sum, `made` steps having been made in all; empty where nothing is in it."""
-        steps, weight = self._shares.since(fragment, self._steps, self._weight)
+        steps, weight = self._level(fragment)
         if not steps or weight <= 0:
             return {}
         made = max(made, self._joint.version)
@@ -68,6 +68,23 @@ class Ahead:
         if absent := self._absent(fragment, steps):
             note["absent"] = sorted(absent)
         return note
+
+    def _level(self, fragment: Fragment) -> tuple[int, float]:
+        """How many steps and what weight of rows a fragment's sum is of.
+
+        Parts of a fragment that is cut in another way than before have waited for different numbers of steps. The sum
+        is scaled to the mean of them, so that its mean gradient is right in every part. Without that, parts sent a step
+        ago would have a fraction of their gradient, and Adam's magnitudes of them would be too small for long.
+        """
+        parts = self._shares.parts(fragment, self._steps, self._weight)
+        if len({part[1:] for part in parts}) == 1:
+            return parts[0][1:]
+        mean_steps = sum(part.size * steps for part, steps, _ in parts) / fragment.size
+        mean_weight = sum(part.size * weight for part, _, weight in parts) / fragment.size
+        for part, _, weight in parts:
+            if weight > 0:
+                part.of(self.sum).mul_(mean_weight / weight)
+        return max(1, round(mean_steps)), mean_weight
 
     def sent(self, fragment: Fragment) -> None:
         """A copy of a fragment's sum is on its way."""

@@ -145,7 +145,8 @@ def paced(
     """What one worker comes to after `warm_up` steps, on whatever wire and in whatever time its peer has."""
     plan = WorkerPlan(worker=number, attempt=0, epochs=None, steps=warm_up + steps, evaluates=False, codec=codec)
     replica.look = lambda: joint.landed
-    Worker(plan, replica, _Batches(), peer, joint, None).run()
+    worker = Worker(plan, replica, _Batches(), peer, joint, None)
+    worker.run()
     peer.close()
     measured, rounds = replica.ends[warm_up - 1 :], replica.seen[warm_up - 1 :]
     seconds = measured[-1] - measured[0]
@@ -156,4 +157,5 @@ def paced(
         "fragments": joint.cuts.newest.setting.fragments,
         "codec": joint.cuts.newest.setting.codec or codec,
         "bytes": peer.bytes_sent,
+        "link_bytes_per_s": worker._tuner.bytes_per_s,
     }
