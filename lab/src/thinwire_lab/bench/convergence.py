@@ -374,7 +374,8 @@ def main() -> None:
     runs: list[dict[str, Any]] = []
     for path in [path for path in (*options.known, options.out) if os.path.exists(path)]:
         with open(path) as file:
-            runs += json.load(file)["runs"]
+            there = json.load(file)["runs"]
+        runs += [run for run in there if run.get("steps") == steps_of(options.steps, run["workers"])]
 
     def keep(run: dict[str, Any]) -> None:
         runs.append(run)
