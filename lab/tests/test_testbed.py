@@ -191,3 +191,23 @@ def test_codecs_put_fewer_bytes_on_the_cable_as_its_interface_counts_them():
     assert crossed["float32"] / crossed["int4"] >= 7.0
     assert crossed["float32"] / crossed["sign2"] >= 13.0
     assert crossed["float32"] / crossed["sign1"] >= 25.0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("busy", [0, 4], ids=["idle", "beside busy programs"])
+@pytest.mark.parametrize(("rate", "steps"), [("10mbit", 40), ("100mbit", 60), ("1gbit", 80)])
+def test_relay_takes_the_link_for_no_more_than_twice_and_no_less_than_half_of_what_it_is(
+    rate: str, steps: int, busy: int
+) -> None:
+    options = {"size": 2_500_000, "name": "relay", "knobs": {}, "codec": "float32", "step_s": 0.1}
+    options |= {"warm_up": 8, "steps": steps, "exchanging": True}
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
+    try:
+        with Testbed(3, rate) as bed:
+            found = Processes(bed, workers=2).run("paced_steps", options)[0]["link_bytes_per_s"]
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    if found is not None:  # not certain: the setting is held
+        assert rate_bits(rate) / 2 < found * 8 < rate_bits(rate) * 2

@@ -10,6 +10,7 @@ from torch import nn
 
 import thinwire as tw
 from thinwire import events
+from thinwire.rules.compression import CODECS
 from thinwire.worker import comparison
 from thinwire.worker.comparison import Compared
 
@@ -49,7 +50,7 @@ def test_it_takes_what_fits_the_link(ratio: float, codec: str, fragments: Any, w
     assert last.setting["codec"] == codec
     assert last.setting["fragments"] in (fragments if isinstance(fragments, tuple) else (fragments,))
     assert last.setting["wait"] == waits
-    assert codec in result.summary["choice"], "it says what it chose"
+    assert f"in {CODECS[codec].bits} bits a value" in result.summary["choice"], "it says what it chose"
     assert result.summary["choice"] == last.why
     assert result.summary["busy"] >= (0.95 if waits else 0.99)
 
@@ -75,7 +76,7 @@ def test_a_link_that_slows_down_is_noticed_and_answered() -> None:
     chosen = [e.setting["codec"] for e in log if isinstance(e, events.SettingChanged)]
     assert "float32" in chosen
     assert chosen[-1] == "sign2"
-    assert "sign2" in result.summary["choice"]
+    assert "in 2 bits a value" in result.summary["choice"]
     assert result.summary["busy"] >= 0.99
 
 

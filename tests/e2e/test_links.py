@@ -14,10 +14,12 @@ from thinwire import events
 from thinwire.units import rate_bytes
 
 SENTENCE = re.compile(
-    r"(the wire is no limit|the wire carries [\d.]+ [kMG]bit/s, so that the whole model in float32 takes "
-    r"(less than a tenth of a step|as long as [\d.]+ steps?|as long as more than 1,000 steps) of [\d.]+ m?s)"
-    r"(, and a round takes [\d.]+ m?s besides)?: \w+, (the whole model at once|\d+ fragments in turn), "
-    r"steps (go on meanwhile|wait for each)"
+    r"(Processors, not the wire, are the limit: a round takes [\d.]+ m?s beside its bytes\."
+    r"|(The link is no limit"
+    r"|The link is fast \([\d.]+ [kMG]bit/s\): one exchange of the whole model takes less than a step"
+    r"|The link carries [\d.]+ [kMG]bit/s: one exchange of the whole model takes "
+    r"([\d.]+|more than 1,000) steps? of [\d.]+ m?s)(, and a round [\d.]+ m?s beside its bytes)?\.)"
+    r" Sending displacements in \d+ bits? a value(, \d+ fragments in turn,)? (in the background|while steps wait)\."
 )
 
 
@@ -84,4 +86,4 @@ def test_within_one_machine_no_wire_steers(cluster: tw.Cluster) -> None:
     assert all(e.bytes_per_s is None for e in log)
     assert {e.setting["codec"] for e in log} <= {"int4"}
     assert len(log) <= 2
-    assert all(e.why.startswith("the wire is no limit") for e in log)
+    assert all(e.why.startswith(("The link is no limit", "Processors, not the wire, are the limit")) for e in log)

@@ -171,6 +171,21 @@ def test_steps_made_while_a_round_was_under_way_are_taken_again_on_what_lands() 
     assert torch.equal(ahead.sum, 2 * second), "which is yet to be sent"
 
 
+def test_a_model_that_is_cut_anew_has_the_same_mean_gradient_in_all_its_parts() -> None:
+    hand = Hand(1, tw.Relay(sends="gradients"), functools.partial(torch.optim.SGD, lr=0.1))
+    ahead, size = hand.ahead[0], hand.joints[0].size
+    halves, whole = (Fragment(0, size // 2), Fragment(size // 2, size)), Fragment(0, size)
+    for half in halves:
+        hand.step(0, hand.held, 2.0)
+        assert ahead.note(half, 1)
+        ahead.sent(half)
+    for _ in range(2):
+        hand.step(0, hand.held, 2.0)
+    weight, steps, _ = ahead.note(whole, 4)["taken"]
+    assert steps == 2, "the first half has waited for three steps, the second for two"
+    assert torch.allclose(ahead.sum / weight, hand.held)
+
+
 def test_whoever_made_more_steps_counts_by_its_rows() -> None:
     hand = Hand(2, tw.Relay(sends="gradients"), functools.partial(torch.optim.SGD, lr=0.1))
     start = hand.joints[0].model.clone()

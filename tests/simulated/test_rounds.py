@@ -176,6 +176,21 @@ def test_every_worker_hears_every_note_whatever_it_owns(mesh: Any, seed: int, si
         assert net.machines[worker].refused == 0
 
 
+def test_what_a_worker_hears_of_notes_grows_with_the_workers_and_not_with_their_square(mesh: Any) -> None:
+    net = mesh(range(8), size=8 * 256)
+    for worker in range(8):
+        net.launch(worker, "train:0", torch.ones(8 * 256), note={"from": worker})
+    heard = 0
+    while any(net.links.values()):
+        heard += sum(len(header.get("n") or ()) for header, _ in net.links.get((0, 1), ()) if header["t"] == "sum")
+        net.run(1)
+        if heard:
+            break
+    net.run()
+    assert heard == 1, "an owner that has all parts passes on its own note"
+    assert net.landed[1]["train:0"].notes == {i: {"from": i} for i in range(8)}
+
+
 def test_a_worker_that_owns_nothing_hears_that_a_round_was_opened(mesh: Any) -> None:
     net = mesh(range(4), size=100)
     net.launch(1, "train:7", torch.ones(100))

@@ -10,8 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from thinwire.exchange.cuts import Cut, Cuts
+from thinwire.parameters import FlatParameters
 from thinwire.rules.period import Link
 from thinwire.strategies import Auto, Measured, Relay, Setting, SparkNet
 from thinwire.transport.ports import Traffic
@@ -278,7 +280,7 @@ def test_without_a_wire_nothing_is_changed_but_once() -> None:
     loop.play(500, Link(0.0, 1e12), others_s=0.3, per_byte_s=1e-7)
     assert len(loop.said) == 1
     assert loop.said[0]["bytes_per_s"] is None
-    assert loop.said[0]["why"].startswith("the wire is no limit, and a round takes")
+    assert loop.said[0]["why"].startswith("Processors, not the wire, are the limit: a round takes")
 
 
 def test_nothing_is_certain_while_the_wire_changes() -> None:
@@ -286,7 +288,7 @@ def test_nothing_is_certain_while_the_wire_changes() -> None:
     for round in range(7):
         meter.read(round, Traffic(1000 * round, 0.001 * round if round < 4 else 0.003 + (round - 3) * 0.1))
     assert meter.bytes_per_s is None
-    for round in range(7, 10):
+    for round in range(7, 14):
         meter.read(round, Traffic(1000 * round, 0.003 + (round - 3) * 0.1))
     assert meter.bytes_per_s == pytest.approx(1e4)
 
@@ -297,4 +299,32 @@ def test_what_is_said_of_a_link_has_no_absurd_figure(bytes_per_s: float, step_s:
     measured = Measured(1_000_000, 4, 100, Link(2e-4, bytes_per_s), step_s, rest_s=0.01)
     said = Relay().explain(measured, Setting(fragments=4, codec="int4"))
     assert not re.search(r"\b0 [kMG]?bit|e\+|inf|nan|\b0(\.0*)? steps", said), said
-    assert said.endswith(": int4, 4 fragments in turn, steps go on meanwhile")
+    assert said.endswith(" Sending displacements in 4 bits a value, 4 fragments in turn, in the background.")
+
+
+def test_a_fast_link_is_explained_in_two_plain_sentences() -> None:
+    measured = Measured(1_000_000, 4, 100, Link(2e-4, 125e6), 0.1)
+    assert Relay().explain(measured, Setting(fragments=1, codec="int4")) == (
+        "The link is fast (1 Gbit/s): one exchange of the whole model takes less than a step. "
+        "Sending displacements in 4 bits a value in the background."
+    )
+
+
+def test_a_round_that_takes_long_beside_its_bytes_is_put_down_to_processors() -> None:
+    measured = Measured(1_000_000, 4, 100, Link(2e-4, 125e6), 0.1, rest_s=0.05)
+    said = Relay().explain(measured, Setting(fragments=2, codec="sign1", wait=True))
+    assert said == (
+        "Processors, not the wire, are the limit: a round takes 50 ms beside its bytes. "
+        "Sending displacements in 1 bit a value, 2 fragments in turn, while steps wait."
+    )
+
+
+def test_it_is_said_that_gradients_are_sent() -> None:
+    sends = Relay().with_optimizer(torch.optim.Adam)
+    parameters = FlatParameters(torch.nn.Linear(2, 2))
+    laid = sends.laid_out(parameters, lambda factory: factory(parameters.tensors))
+    measured = Measured(1_000_000, 4, 100, Link(2e-4, 1.25e6), 0.1)
+    assert laid.explain(measured, Setting(fragments=5, codec="sign2")) == (
+        "The link carries 10 Mbit/s: one exchange of the whole model takes 48 steps of 100 ms. "
+        "Sending gradients in 2 bits a value, 5 fragments in turn, in the background."
+    )

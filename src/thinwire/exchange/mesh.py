@@ -85,7 +85,7 @@ class Mesh:
                 self._station.signals.put(LeftOut(round, count_not_finite(taken), False))
                 own = own._replace(weight=0.0, note={key: said for key, said in note.items() if key != "taken"})
                 self._rounds.buffers.give(buffer)
-            elif codec(own.codec).bits < KNOWS_ZERO:
+            elif self._joint.strategy.joint_optimizer is None and codec(own.codec).bits < KNOWS_ZERO:
                 own = own._replace(note=note | {"still": still(values, fragment.start)})
         if not self._station.launch(own) and own.pooled and own.values is not None:
             self._rounds.buffers.give(own.values)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from thinwire.exchange.notes import as_note
+from thinwire.exchange.notes import Note, as_note
 from thinwire.exchange.round import BY_DESIGN, KNOWN, MOST_WEIGHT, Chunk, Lane, Round, cut
 from thinwire.exchange.rounds import OfRound
 from thinwire.parameters import Fragment
@@ -156,7 +156,7 @@ class SliceSumming:
 
     def _sum(self, round: Round, index: int) -> None:
         parts = round.parts.pop(index)
-        notes = {worker: note for worker, note in round.notes.items() if worker in parts}
+        notes = self._notes_to_pass_on(round, index, set(parts))
         packed = round.sum(index, parts)
         if round.flaws:
             round.dropped |= set(round.flaws)
@@ -178,6 +178,19 @@ class SliceSumming:
                 self._send(peer, sum, _payload(packed))
                 round.size_bytes += 0 if packed is None else packed.numel()
         self._note_late(round, index, set(parts))
+
+    def _notes_to_pass_on(self, round: Round, index: int, counted: set[int]) -> dict[int, Note]:
+        """The notes that go with a chunk's sum.
+
+        Each owner passes on its own note, and the owner of the round's first chunk passes on those of workers that own
+        no chunk: every worker hears each note once, where it would hear it from each owner otherwise. An owner that
+        sums without some workers passes on all notes that it has, since those workers may have missed other chunks too.
+        """
+        heard = {worker: note for worker, note in round.notes.items() if worker in counted}
+        if len(counted) < len(round.members):
+            return heard
+        owners = {chunk.owner for chunk in round.chunks}
+        return {w: note for w, note in heard.items() if w == self._me or (index == 0 and w not in owners)}
 
     def _note_late(self, round: Round, index: int, counted: set[int]) -> None:
         round.late |= set(round.members) - counted

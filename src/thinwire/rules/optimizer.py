@@ -249,6 +249,11 @@ class FlatOptimizer:
         """Whether a parameter, by number, has its first value in a fragment."""
         return index < len(self._starts) and fragment.start <= self._starts[index] < fragment.stop
 
+    @property
+    def settings(self) -> list[Mapping[str, Any]]:
+        """Those that the optimizer was made with, by group."""
+        return [dict(group) for group in self._made.param_groups]
+
     def group_of(self, index: int) -> int:
         """The group that holds a parameter, by number; `NO_GROUP` where none does."""
         return self._group_of[index]

@@ -27,6 +27,7 @@ UNKNOWN = 7.0
 """Steps that an exchange is taken for before it is measured: four bits."""
 CODECS = {each.bits: name for name, each in compression.CODECS.items()}
 """By the bits of a value."""
+CODEC_BITS = {name: each.bits for name, each in compression.CODECS.items()}
 WIDER = {name: CODECS.get(2 * bits, "bfloat16") for bits, name in CODECS.items()}
 """Another size of the same values: twice as many bits, where there are."""
 
@@ -115,23 +116,39 @@ class Relay(Strategy):
         return setting
 
     def explain(self, measured: Measured, setting: Setting) -> str:
-        """What the wire and the rest of a round take beside a step, and what it came to, in a sentence."""
+        """What limits rounds, and what is sent for it, in two sentences."""
         if not self._knows(measured) or measured.link is None or measured.step_s is None:
             return ""
+        return f"{self._limit(measured, setting)} {self._sending(setting)}"
+
+    def _limit(self, measured: Measured, setting: Setting) -> str:
+        """How long an exchange takes on this link, and what else makes rounds long."""
+        assert measured.link is not None
+        assert measured.step_s is not None
         ratio, _ = self._seen(measured)
+        bits = CODEC_BITS[setting.codec or "float32"]
+        wire_s = ratio * measured.step_s * (bits + relay.SCALE_BITS) / 32 / setting.fragments
         rest_s = measured.link.latency_s + measured.rest_s
+        late = rest_s >= 0.05 * measured.step_s
+        if late and measured.rest_s > max(wire_s, measured.link.latency_s):
+            besides = f"a round takes {seconds_text(rest_s)} beside its bytes"
+            return f"Processors, not the wire, are the limit: {besides}."
+        besides = f", and a round {seconds_text(rest_s)} beside its bytes" if late else ""
         if ratio < 1e-3:
-            wire = "the wire is no limit"
-        else:
-            taken = "less than a tenth of a step" if ratio < 0.1 else f"as long as {_steps(ratio)}"
-            wire = (
-                f"the wire carries {rate_text(measured.link.bytes_per_s)}, so that the whole model in float32 takes "
-                f"{taken} of {seconds_text(measured.step_s)}"
-            )
-        late = f", and a round takes {seconds_text(rest_s)} besides" if rest_s >= 0.05 * measured.step_s else ""
-        pieces = f"{setting.fragments} fragments in turn" if setting.fragments > 1 else "the whole model at once"
-        stepping = "steps wait for each" if setting.wait else "steps go on meanwhile"
-        return f"{wire}{late}: {setting.codec}, {pieces}, {stepping}"
+            return f"The link is no limit{besides}."
+        carries = f"{rate_text(measured.link.bytes_per_s)}"
+        if ratio < 0.95:
+            return f"The link is fast ({carries}): one exchange of the whole model takes less than a step{besides}."
+        taken = f"{_steps(ratio)} of {seconds_text(measured.step_s)}"
+        return f"The link carries {carries}: one exchange of the whole model takes {taken}{besides}."
+
+    def _sending(self, setting: Setting) -> str:
+        """What is sent in a round, in how many bits and pieces."""
+        bits = CODEC_BITS[setting.codec or "float32"]
+        what = "gradients" if self.joint_optimizer is not None else "displacements"
+        pieces = f", {setting.fragments} fragments in turn," if setting.fragments > 1 else ""
+        when = "while steps wait" if setting.wait else "in the background"
+        return f"Sending {what} in {bits} bit{'s' * (bits > 1)} a value{pieces} {when}."
 
     def _knows(self, measured: Measured) -> bool:
         return measured.link is not None and bool(measured.step_s) and measured.rounds >= PROBE_ROUNDS

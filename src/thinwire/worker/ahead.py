@@ -55,16 +55,36 @@ class Ahead:
 
     def note(self, fragment: Fragment, made: int) -> dict[str, Any]:
         """What to say with a fragment's sum, `made` steps having been made in all; empty where nothing is in it."""
-        steps, weight = self._shares.since(fragment, self._steps, self._weight)
+        steps, weight = self._level(fragment)
         if not steps or weight <= 0:
             return {}
         made = max(made, self._joint.version)
-        note = {"taken": [weight, steps, max(0, made - steps)], "groups": self._groups()}
+        note: dict[str, Any] = {"taken": [weight, steps, max(0, made - steps)]}
         mean = fragment.of(self.sum) / weight
-        note["square"] = min(HUGE, float(mean @ mean))
+        note["square"] = _short(float(mean @ mean))
         if (spread := self._joint.spread.value) is not None:
-            note["spread"] = min(HUGE, spread)
-        return note | {"absent": sorted(self._absent(fragment, steps))}
+            note["spread"] = _short(spread)
+        note["groups"] = self._groups()
+        if absent := self._absent(fragment, steps):
+            note["absent"] = sorted(absent)
+        return note
+
+    def _level(self, fragment: Fragment) -> tuple[int, float]:
+        """How many steps and what weight of rows a fragment's sum is of.
+
+        Parts of a fragment that is cut in another way than before have waited for different numbers of steps. The sum
+        is scaled to the mean of them, so that its mean gradient is right in every part. Without that, parts sent a step
+        ago would have a fraction of their gradient, and Adam's magnitudes of them would be too small for long.
+        """
+        parts = self._shares.parts(fragment, self._steps, self._weight)
+        if len({part[1:] for part in parts}) == 1:
+            return parts[0][1:]
+        mean_steps = sum(part.size * steps for part, steps, _ in parts) / fragment.size
+        mean_weight = sum(part.size * weight for part, _, weight in parts) / fragment.size
+        for part, _, weight in parts:
+            if weight > 0:
+                part.of(self.sum).mul_(mean_weight / weight)
+        return max(1, round(mean_steps)), mean_weight
 
     def sent(self, fragment: Fragment) -> None:
         """A copy of a fragment's sum is on its way."""
@@ -77,11 +97,12 @@ class Ahead:
         return self._steps > 0 and bool(self.sum.any())
 
     def _groups(self) -> list[dict[str, Any]]:
-        """The settings that schedules move, as they are now."""
-        return [
-            {name: _plain(group[name]) for name in MOVING if name in group}
-            for group in self._replica.optimizer.param_groups
-        ]
+        """The learning rates, and what else schedules have moved, as they are now."""
+        found = []
+        for group, first in zip(self._replica.optimizer.param_groups, self._rule.settings, strict=True):
+            moved = [name for name in MOVING if name in group and (name == "lr" or group[name] != first.get(name))]
+            found.append({name: _plain(group[name]) for name in moved})
+        return found
 
     def _absent(self, fragment: Fragment, steps: int) -> frozenset[int]:
         """The parameters in a fragment, by number, of which the last so many steps had no gradient."""
@@ -186,6 +207,15 @@ class Ahead:
         self._steps, self._weight = int(tree["steps"]), float(tree["weight"])
         self._seen = [int(step) for step in tree["seen"]]
         self._shares.load(tree["shares"])
+
+
+def _short(value: float) -> float:
+    """A positive number to four digits: notes are sent in every round.
+
+    >>> _short(0.00782968383282423)
+    0.00783
+    """
+    return min(HUGE, float(f"{value:.4g}"))
 
 
 def _plain(value: Any) -> Any:

@@ -33,6 +33,20 @@ class Shares:
             known = min([self._done[piece] for piece in parts] + [self._begun] * (covered < fragment.size))
         return steps - known[0], rows - known[1]
 
+    def parts(self, fragment: Fragment, steps: int, rows: float) -> list[tuple[Fragment, int, float]]:
+        """The parts of a fragment, each with the steps and rows since it was last contributed."""
+        found: list[tuple[Fragment, int, float]] = []
+        at = fragment.start
+        for piece in sorted(self._within(fragment)):
+            start, stop = max(piece.start, fragment.start), min(piece.stop, fragment.stop)
+            if start > at:
+                found.append((Fragment(at, start), steps - self._begun[0], rows - self._begun[1]))
+            found.append((Fragment(start, stop), steps - self._done[piece][0], rows - self._done[piece][1]))
+            at = stop
+        if at < fragment.stop:
+            found.append((Fragment(at, fragment.stop), steps - self._begun[0], rows - self._begun[1]))
+        return found
+
     def take(self, fragment: Fragment, steps: int, rows: float) -> tuple[int, float]:
         """Steps and rows since a fragment was last contributed, and books that it is contributed now."""
         found = self.since(fragment, steps, rows)

@@ -89,6 +89,11 @@ class Tuner:
         self._changed_at = 0, math.inf
         """The round of the last change, and what the wire was thought to carry then."""
 
+    @property
+    def bytes_per_s(self) -> float | None:
+        """What the wire is thought to carry in a second; infinity where it is no limit, None while it is not known."""
+        return self._wire.bytes_per_s
+
     def see(self, landed: Landed) -> None:
         """Notes a round's size and duration; the first worker logs some."""
         if self.first < 0:

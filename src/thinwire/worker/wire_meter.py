@@ -14,10 +14,12 @@ from thinwire.transport.ports import Traffic
 
 READINGS, LEAST = 48, 6
 """Readings that are remembered, and the fewest that an estimate is made of."""
-SURE, ENOUGH = 25, 4
-"""Clock ticks of busy time that make an estimate certain at once, and that suffice once all readings are there."""
+GROUP_TICKS, GROUP_READINGS, GROUPS = 16, 2, 5
+"""The least busy time of a group of readings, in clock ticks, its least readings, and how many newest groups count."""
+ENOUGH = 4
+"""Ticks of busy time that suffice once all readings are there and make no group."""
 AGREE = 1.5
-"""Factor by which the two halves of the readings may disagree on the rate."""
+"""Factor by which the fastest group may exceed the second fastest and the newest one."""
 BURSTS = 2
 """Bursts that a worker sends in a round: its parts, and the sums that it owns. Each waits for a round trip."""
 
@@ -53,20 +55,33 @@ class WireMeter:
     def bytes_per_s(self) -> float | None:
         """What the wire carries in a second, infinity where it is no limit; None while that is not certain.
 
-        It is not certain where the older and the newer half of the readings disagree: the wire may have changed.
+        Readings are taken in groups, and the fastest group counts: a busy machine acknowledges late, so that the wire
+        looks slower than it is, never faster. If the newest group or all other groups are much slower than the fastest,
+        the estimate is not certain: the wire may have changed.
         """
         if len(self._readings) <= LEAST:
             return None
-        tick_s, most = self._readings[-1].traffic.tick_s, len(self._readings) - 1
-        for count in range(LEAST, most + 1, 2):
-            half = count // 2
-            if self._busy_s(count, 0) > SURE * tick_s:
-                newer, older = self._rate(half, 0), self._rate(count, half)
-                alike = max(newer, older) <= AGREE * min(newer, older)
-                return max(newer, older) if alike else None  # a busy machine makes a wire slower, never faster
-        if tick_s and most < READINGS:
+        rates, most = self._group_rates(), len(self._readings) - 1
+        if len(rates) > 1:
+            second, best = sorted(rates)[-2:]
+            return best if best <= AGREE * min(second, rates[0]) else None
+        if most < READINGS:
             return None
-        return self._rate(most, 0) if self._busy_s(most, 0) > ENOUGH * tick_s else math.inf
+        enough = self._busy_s(most, 0) > ENOUGH * self._readings[-1].traffic.tick_s
+        return self._rate(most, 0) if enough else math.inf
+
+    def _group_rates(self) -> list[float]:
+        """The rate of each group, the newest first."""
+        least_s, most = GROUP_TICKS * self._readings[-1].traffic.tick_s, len(self._readings) - 1
+        found, last = list[float](), 0
+        for first in range(1, most + 1):
+            busy_s = self._busy_s(first, last)
+            if first - last >= GROUP_READINGS and busy_s > 0 and busy_s >= least_s:
+                found.append(self._rate(first, last))
+                last = first
+                if len(found) == GROUPS:
+                    break
+        return found
 
     def _busy_s(self, first: int, last: int) -> float:
         """Busy time from one reading to another, both counted back from the newest."""

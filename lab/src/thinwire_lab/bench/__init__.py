@@ -12,6 +12,7 @@ from thinwire_lab.bench.report import Report, Say
 BENCHES = {
     "codecs": "codecs",
     "comparison": "comparison",
+    "convergence": "convergence",
     "dashboard": "dashboard",
     "deaths": "deaths",
     "exchange": "exchange",

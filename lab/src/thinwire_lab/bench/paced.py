@@ -146,7 +146,8 @@ def paced(
     """Results of one worker after `warm_up` steps, with the link and the time of its peer."""
     plan = WorkerPlan(worker=number, attempt=0, epochs=None, steps=warm_up + steps, evaluates=False, codec=codec)
     replica.look = lambda: joint.landed
-    Worker(plan, cast(Replica, replica), _Batches(), peer, joint, None).run()
+    worker = Worker(plan, cast(Replica, replica), _Batches(), peer, joint, None)
+    worker.run()
     peer.close()
     measured, rounds = replica.ends[warm_up - 1 :], replica.seen[warm_up - 1 :]
     seconds = measured[-1] - measured[0]
@@ -157,4 +158,5 @@ def paced(
         "fragments": joint.cuts.newest.setting.fragments,
         "codec": joint.cuts.newest.setting.codec or codec,
         "bytes": peer.bytes_sent,
+        "link_bytes_per_s": worker._tuner.bytes_per_s,
     }
