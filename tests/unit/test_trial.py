@@ -230,7 +230,7 @@ def test_batch_normalisation_of_single_rows_is_refused() -> None:
 
 
 def test_a_model_of_float64_is_refused_with_how_to_make_it_float32() -> None:
-    refused(lambda: nn.Linear(4, 3).double(), ROWS, r"give the model parameters of float32 too: model\.float\(\)")
+    refused(lambda: nn.Linear(4, 3).double(), ROWS, r"torch\.float64.*as by model\.float\(\)", ConfigError)
 
 
 class Boom(nn.Linear):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -272,11 +273,15 @@ class ShardedReplica(GroupReplica):
         self._equip(spec, worker, Part(own, kept), whole)
 
     def _wait_for_parameters(self) -> None:
-        """Each layer waits for the buckets that its own parameters are in, when it is called."""
+        """Each layer waits for the buckets that its own parameters are in, when it is called.
+
+        Parameters that the network reads by itself, such as those of an `nn.ParameterList`, or those of a layer that
+        it does not call, are waited for before its first layer.
+        """
         of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
-        loose = {id(p) for p in self.module._parameters.values()}
-        for module in self.module.children():
-            loose -= {id(p) for p in module.parameters()}
+        network = self._parts.module
+        read = [str(node.target) for node in network.graph.nodes if node.op == "get_attr"]
+        loose = {id(operator.attrgetter(name)(network)) for name in read}
         self._at_once = {of[i] for i in loose if i in of}
         for module in self.module.modules():
             mine = {of[id(p)] for p in module.parameters() if id(p) in of}  # some read those of layers inside them

@@ -26,6 +26,8 @@ NO_GROUP = -1
 """In place of a group's number: the optimizer does not hold these parameters."""
 
 
+_KNOWN = {*vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))])), "step", "_opt_called", "_step_count"}
+"""Attributes that every optimizer of torch has, and those that schedulers and scalers add."""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 MOVING = ("lr", "betas", "momentum")
 """Settings of a group that schedules move."""
@@ -259,6 +261,8 @@ class FlatOptimizer:
         name, advice = type(self._made).__name__, "use an optimizer such as SGD, Adam, AdamW, Adagrad or RMSprop"
         if getattr(self.factory, "on_workers_only", False):
             return f"{name}'s rates differ by parameter; {advice}"
+        if self.hidden:
+            return f"{name} {self.hidden}; {advice}"
         if not self.is_elementwise:
             return f"{name} steps the numbers of a tensor together; {advice}"
         try:
@@ -266,6 +270,34 @@ class FlatOptimizer:
         except ConfigError as error:
             return str(error)
         return ""
+
+    @cached_property
+    def hidden(self) -> str:
+        """What the optimizer steps by that is neither in its groups nor in its state, in words; empty for nothing."""
+        own = {name: value for name, value in vars(self._made).items() if name not in _KNOWN}
+        inner = [name for name, value in own.items() if _holds_optimizer(value)]
+        if inner:
+            return f"steps by another optimizer, {inner[0]!r}, inside it"
+        probe = nn.Parameter(torch.ones(3))
+        optimizer = self._rule(0, [probe])
+        with contextlib.suppress(Exception):
+            vars(optimizer).update(copy.deepcopy(own))
+        before = {name: _numbers(vars(optimizer).get(name)) for name in own}
+        try:
+            probe.grad = torch.ones(3)
+            optimizer.step()
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+            return ""  # told of elsewhere
+        changed = [n for n, v in vars(optimizer).items() if n not in _KNOWN and _numbers(v) != before.get(n)]
+        return f"keeps {changed[0]!r} outside its state" if changed else ""
+
+    @property
+    def draws(self) -> bool:
+        """Whether a step takes random numbers from torch's generator."""
+        with torch.random.fork_rng(devices=()):
+            before = torch.get_rng_state()
+            self._stepped(0, [torch.ones(4, 3)], torch.ones(1, 1, 4, 3))
+            return not torch.equal(before, torch.get_rng_state())
 
     @property
     def is_elementwise(self) -> bool:
@@ -335,6 +367,22 @@ class FlatOptimizer:
                     "servers use an optimizer such as SGD, Adam, AdamW, Adagrad or RMSprop"
                 )
         return tuple(found)
+
+
+def _holds_optimizer(value: Any) -> bool:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
+    return any(isinstance(each, torch.optim.Optimizer) for each in inside)
+
+
+def _numbers(value: Any) -> Any:
+    """The numbers that a value holds, in a form that can be compared."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape), tuple(value.detach().flatten().tolist())
+    if isinstance(value, Mapping):
+        return tuple((repr(key), _numbers(each)) for key, each in value.items())
+    if isinstance(value, list | tuple | set):
+        return tuple(map(_numbers, value))
+    return value if isinstance(value, bool | int | float | str) else None
 
 
 def seated(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import json
@@ -63,6 +62,7 @@ from thinwire.run.checks import (
 )
 from thinwire.run.driver import Earlier, Run
 from thinwire.run.job import Columns, Job, Transform
+from thinwire.run.networks import copied, elsewhere, refuse_instance, refuse_one_for_all
 from thinwire.run.optimizers import refuse_optimizer
 from thinwire.run.run_log import RunLog
 from thinwire.run.searches import Setup, refuse_searches
@@ -238,8 +238,11 @@ def fit(
     if is_keras(factory):
         factory = KerasModule(factory)
     network = factory
+    refuse_instance(network)
+    if where.in_process:
+        refuse_one_for_all(network, seed, where.workers)
     if where.in_process and isinstance(factory, nn.Module):
-        factory = functools.partial(copy.deepcopy, factory)  # threads must not train one module together
+        factory = functools.partial(copied, factory)  # threads must not train one module together
     method: Any
     moves: Any
     method, optimizer, moves, scheduler_every = stepping_for(
@@ -308,6 +311,7 @@ def fit(
             transforms=opaque,
             validated=validation is not None,
             nullable=nullable_of(transform),
+            elsewhere=elsewhere(chosen, spread, spec.optimizer),
         )
         first = FirstRow(trial, kept=spread.group_size == "auto")
         wanted = wanted_for(trial, validation=validation, indicator=opened.indicator)

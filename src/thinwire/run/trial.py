@@ -8,7 +8,6 @@ traceback.
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import dis
 import logging
@@ -31,6 +30,7 @@ from thinwire.data import Batch, Loader, Position, Sampler, Shard, write_shard
 from thinwire.data.columns import Nullable
 from thinwire.data.labels import look_at
 from thinwire.errors import ConfigError, DataError, ThinwireError
+from thinwire.parameters import check_trainable
 from thinwire.replicas import BackPropagation, TrainSpec
 from thinwire.replicas.calls import called, scores
 from thinwire.replicas.frozen import base_digest
@@ -40,8 +40,9 @@ from thinwire.replicas.metrics import computed, measure
 from thinwire.replicas.objectives import OWN, Objective, metrics_of
 from thinwire.replicas.quantiles import QUANTILES
 from thinwire.replicas.sparse import refuse_sparse_adam
-from thinwire.replicas.torch import build_module
+from thinwire.replicas.torch import build_module, refuse_held
 from thinwire.run.job import Columns
+from thinwire.run.networks import Held, copied
 
 _log = logging.getLogger("thinwire.run")
 ROWS = 7
@@ -74,6 +75,7 @@ class Trial:
             call it; without it all labels are looked at as rows are dealt out.
         validated: whether there are validation rows to measure metrics on.
         nullable: which columns may have nulls, since a transform fills them.
+        elsewhere: what steps parameters in another place than the replica, in words; None where replicas do.
         found: "base" is a digest of the network's frozen parameters, once it was made.
     """
 
@@ -84,6 +86,7 @@ class Trial:
     transforms: bool
     validated: bool
     nullable: Nullable = False
+    elsewhere: str | None = None
     found: dict[str, str] = field(default_factory=dict, compare=False)
 
     def __call__(self, row: Any) -> tuple[int, ...] | None:
@@ -111,21 +114,21 @@ class Trial:
     def _tried(self, row: Any) -> tuple[int, ...] | None:
         made = self.model
         batch = None if self.transforms else self._batch(row, min(ROWS, self.batch_size))
-        module = (copy.deepcopy(made) if isinstance(made, nn.Module) else build_module(made, self.spec.seed)).cpu()
-        if not any(parameter.requires_grad for parameter in module.parameters()):
-            raise ConfigError(
-                f"the model {type(module).__name__} has no parameter that can be trained: it has none, or all are "
-                "frozen; leave requires_grad on where it is to learn"
-            )
+        module = (copied(made) if isinstance(made, nn.Module) else build_module(made, self.spec.seed)).cpu()
+        check_trainable(module)
         self.found["base"] = base_digest(module)
         self._stepped(module)
         if batch is None:
             return None
         self._weighed(batch)
-        shape = None
-        with contextlib.suppress(*_KINDS), torch.no_grad():
-            shape = _shape(scores(called(module.eval(), batch)))
-        self._learnt(module.train(), row, batch, shape)
+        shape, held = None, Held.of(module)
+        try:
+            with contextlib.suppress(*_KINDS), torch.no_grad():
+                shape = _shape(scores(called(module.eval(), batch)))
+            self._learnt(module.train(), row, batch, shape)
+            held.refuse_changes(module, self.elsewhere)
+        finally:
+            held.put_back()
         return shape
 
     def _learnt(self, module: nn.Module, row: Any, batch: Batch, shape: tuple[int, ...] | None) -> None:
@@ -286,12 +289,15 @@ class Trial:
         """Tries what makes the optimizer, and what makes the scheduler."""
         own = getattr(self.spec.optimizer, "of_module", None)
         make, given = (self.spec.optimizer, module.parameters()) if own is None else (own, module)
+        parameters = list(module.parameters())
+        trained = [parameter.requires_grad for parameter in parameters]
         made = _called("optimizer", make, given, "the model's parameters")
         if not isinstance(made, torch.optim.Optimizer):
             raise ConfigError(
                 f"optimizer gave {_kind(made)}; it must return a torch optimizer: "
                 "lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
             )
+        refuse_held(made, parameters, trained)
         refuse_sparse_adam(made, module, dense=self.spec.dense, clip_norm=self.spec.clip_norm)
         if self.spec.scheduler is None:
             return

@@ -23,6 +23,7 @@ from thinwire.cluster.simulated.steps import StepTimes
 from thinwire.errors import ConfigError
 from thinwire.placement import GroupReplica, Placement, part_of
 from thinwire.replicas import TorchReplica, TrainSpec
+from thinwire.replicas.hooks import after_gradients
 
 _log = logging.getLogger("thinwire.simulated")
 
@@ -159,6 +160,8 @@ class LabReplica(TorchReplica):
         super().__init__(model, spec, worker)
         self.worker, self._lab = worker, lab
         self.way: Way | None = None
+        self._hooks = after_gradients(self.module)
+        """The network's own; the engine's are to hear of nothing."""
 
     def gradient(self, batch: Any) -> float:
         return self._lab.gradient(self, batch)
@@ -176,6 +179,8 @@ class LabReplica(TorchReplica):
         asked = [p for p in self.parameters.tensors if p.requires_grad]  # it may change as a run goes on
         for parameter, gradient in zip(asked, torch.autograd.grad(loss, asked, allow_unused=True), strict=True):
             parameter.grad = gradient if parameter.grad is None or gradient is None else parameter.grad + gradient
+            for hook in self._hooks.get(id(parameter), ()) if gradient is not None else ():
+                hook(parameter)
 
 
 def _unmeasured() -> float:
@@ -187,8 +192,9 @@ def _measured(replica: LabReplica, batch: Any) -> float:
     took = []
     with untouched(replica.module):
         for _ in range(MEASURED_STEPS):
+            given = batch._replace(inputs=tuple(tensor.clone() for tensor in batch.inputs))
             began = real.perf_counter()
-            replica.compute(batch)
+            replica.compute(given)
             replica.owed_flaw()
             took.append(real.perf_counter() - began)
     return min(took)
