@@ -12,7 +12,7 @@ from torch import nn
 import thinwire as tw
 from thinwire import events
 from thinwire.errors import ConfigError
-from thinwire.rules.optimizer import FlatOptimizer
+from thinwire.rules.optimizer import FlatOptimizer, hidden_by
 
 RANDOM = np.random.default_rng(0)
 ROWS = {"x": RANDOM.standard_normal((60, 4)).astype("f4"), "label": RANDOM.integers(0, 3, 60)}
@@ -101,7 +101,7 @@ def test_replicas_are_not_stepped_jointly_by_an_optimizer_that_learns_beside_its
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad, torch.optim.NAdam])
 def test_an_optimizer_of_torch_hides_nothing(kind: Any) -> None:
-    assert not FlatOptimizer(kind, kind([nn.Parameter(torch.zeros(1))])).hidden
+    assert not hidden_by(FlatOptimizer(kind, kind([nn.Parameter(torch.zeros(1))])))
 
 
 def test_an_optimizer_that_draws_noise_is_refused_where_replicas_take_equal_steps() -> None:

@@ -116,7 +116,7 @@ class GroupReplica(TorchReplica, ABC):
         """Begins a pass: members tell each other their rows and their weight, and whatever else is said."""
         rows, weight = (batch or self.spare).num_rows, 0.0
         if batch is not None:
-            weight = float(rows if batch.weight is None else batch.weight.sum())
+            weight = self.weight_of(batch)
         told = self.crew.tell([rows, weight, *said])
         self.crew.rows = [int(each[ROWS]) for each in told]
         total = sum(each[WEIGHT] for each in told)

@@ -192,6 +192,32 @@ def labels_of(loss: object) -> Labels:
     return replace(taken, loss=name)
 
 
+def counted_of(loss: object) -> Callable[[Tensor], Tensor] | None:
+    """What the mean of a loss over classes is divided by, from a batch's labels; None where it is their number.
+
+    torch divides by the weights of the classes at hand, and leaves out labels that are ignored: two batches of equally
+    many rows count differently.
+
+    >>> counted = counted_of(nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0])))
+    >>> counted(torch.tensor([0, 1, 1, -100]))
+    tensor(7.)
+    """
+    given, settings = _bare(loss)
+    _, taken = _known(given)
+    if taken not in (_SOFT, _CLASSES) or settings.get("reduction", getattr(given, "reduction", "mean")) != "mean":
+        return None
+    weight, ignored = settings.get("weight", getattr(given, "weight", None)), labels_of(loss).ignored
+
+    def counted(label: Tensor) -> Tensor:
+        kept = torch.ne(label, ignored if ignored is not None else IGNORED)
+        if weight is None:
+            return kept.sum().float()
+        found: Tensor = weight.to(label.device)[label * kept] * kept
+        return found.sum()
+
+    return counted
+
+
 ANY = Labels()
 """Labels as the data holds them."""
 _SOFT = Labels("classes", ignored=IGNORED, soft=True, scores=True)

@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler
 
 from thinwire.errors import ConfigError, DataError, nearest
 from thinwire.replicas.calls import own_loss, scores
-from thinwire.replicas.labels import labels_of
+from thinwire.replicas.labels import counted_of, labels_of
 from thinwire.replicas.metrics import F1, metric
 from thinwire.replicas.quantiles import QUANTILES
 from thinwire.replicas.rankings import AUC, AVERAGE_PRECISION
@@ -112,6 +112,24 @@ class Objective:
         self._loss = loss
         self._labels = labels_of(loss)
         self._of_scores = isinstance(loss, str) or self._labels.kind != "any"
+        self._counted = counted_of(loss)
+
+    @property
+    def knows_weights(self) -> bool:
+        """Whether `weight_of` is what the loss divides by; one that is not torch's own over classes does not say."""
+        return self._counted is not None
+
+    def weight_of(self, label: Tensor | None, weight: Tensor | None, num_rows: int) -> float:
+        """What a batch's mean loss counts by beside the means of other batches.
+
+        It is the rows, their weights, or what a loss over classes divides by, in rows: its weights of the classes at
+        hand, and positions whose label is not ignored.
+        """
+        if weight is not None:
+            return float(weight.sum())
+        if self._counted is None or label is None or not label.numel() or label.is_floating_point():
+            return float(num_rows)
+        return float(self._counted(label)) * num_rows / label.numel()
 
     def mean(self, output: Any, label: Tensor | None, weight: Tensor | None) -> Tensor:
         """The batch's loss; with weights, Σ w·l / Σ w."""
@@ -160,7 +178,8 @@ class Objective:
         if weight is not None:
             rows = self.rows(output, label)
             return float((rows * weight).sum()), float(weight.sum())
-        return float(self.mean(output, label, None)) * num_rows, float(num_rows)
+        counted = self.weight_of(label, None, num_rows)
+        return (float(self.mean(output, label, None)) * counted if counted else 0.0), counted
 
 
 def _own(output: Any) -> Tensor:

@@ -193,7 +193,9 @@ class TorchReplica:
         for parameter in self.parameters.tensors:  # what zero_grad does, which takes 20 times as long to get there
             parameter.grad = None
         pieces = pieces_of(batch, self.spec.accumulate)
-        whole = self.spec.algorithm.weight_of(batch) if len(pieces) > 1 else 1.0
+        if len(pieces) > 1:  # the mean of a piece without anything that counts is no number
+            pieces = [piece for piece in pieces if self.weight_of(piece)] or [batch]
+        whole = self.weight_of(batch) if len(pieces) > 1 else 1.0
         total: Tensor | None = None
         for piece in pieces:
             with self.autocast():
@@ -202,7 +204,7 @@ class TorchReplica:
             if self.searches:
                 self._fresh = loss.detach()
             if len(pieces) > 1:
-                share = self.spec.algorithm.weight_of(piece) / whole if whole else 0.0
+                share = self.weight_of(piece) / whole if whole else 0.0
                 loss, shown = loss * share, shown * share
             total = shown.detach() if total is None else total + shown.detach()
             # gradients may be on their way as soon as they are made
@@ -210,6 +212,12 @@ class TorchReplica:
                 self.backward(loss * scale if scale != 1.0 else loss)
         assert total is not None
         return (total.item() if self.device.type == "cpu" else None), total
+
+    def weight_of(self, batch: Any) -> float:
+        """What the gradient of a batch counts by beside those of other batches."""
+        if type(self.spec.algorithm) is BackPropagation:
+            return self.objective.weight_of(batch.label, batch.weight, batch.num_rows)
+        return self.spec.algorithm.weight_of(batch)
 
     def _scaled(self, batch: Any) -> float:
         """The gradient of a loss that is scaled so that small gradients do not vanish in float16."""

@@ -261,8 +261,8 @@ class FlatOptimizer:
         name, advice = type(self._made).__name__, "use an optimizer such as SGD, Adam, AdamW, Adagrad or RMSprop"
         if getattr(self.factory, "on_workers_only", False):
             return f"{name}'s rates differ by parameter; {advice}"
-        if self.hidden:
-            return f"{name} {self.hidden}; {advice}"
+        if hidden := hidden_by(self):
+            return f"{name} {hidden}; {advice}"
         if not self.is_elementwise:
             return f"{name} steps the numbers of a tensor together; {advice}"
         try:
@@ -270,34 +270,6 @@ class FlatOptimizer:
         except ConfigError as error:
             return str(error)
         return ""
-
-    @cached_property
-    def hidden(self) -> str:
-        """What the optimizer steps by that is neither in its groups nor in its state, in words; empty for nothing."""
-        own = {name: value for name, value in vars(self._made).items() if name not in _KNOWN}
-        inner = [name for name, value in own.items() if _holds_optimizer(value)]
-        if inner:
-            return f"steps by another optimizer, {inner[0]!r}, inside it"
-        probe = nn.Parameter(torch.ones(3))
-        optimizer = self._rule(0, [probe])
-        with contextlib.suppress(Exception):
-            vars(optimizer).update(copy.deepcopy(own))
-        before = {name: _numbers(vars(optimizer).get(name)) for name in own}
-        try:
-            probe.grad = torch.ones(3)
-            optimizer.step()
-        except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
-            return ""  # told of elsewhere
-        changed = [n for n, v in vars(optimizer).items() if n not in _KNOWN and _numbers(v) != before.get(n)]
-        return f"keeps {changed[0]!r} outside its state" if changed else ""
-
-    @property
-    def draws(self) -> bool:
-        """Whether a step takes random numbers from torch's generator."""
-        with torch.random.fork_rng(devices=()):
-            before = torch.get_rng_state()
-            self._stepped(0, [torch.ones(4, 3)], torch.ones(1, 1, 4, 3))
-            return not torch.equal(before, torch.get_rng_state())
 
     @property
     def is_elementwise(self) -> bool:
@@ -367,6 +339,34 @@ class FlatOptimizer:
                     "servers use an optimizer such as SGD, Adam, AdamW, Adagrad or RMSprop"
                 )
         return tuple(found)
+
+
+def hidden_by(rule: FlatOptimizer) -> str:
+    """What an optimizer steps by that is neither in its groups nor in its state, in words; empty for nothing."""
+    own = {name: value for name, value in vars(rule._made).items() if name not in _KNOWN}
+    inner = [name for name, value in own.items() if _holds_optimizer(value)]
+    if inner:
+        return f"steps by another optimizer, {inner[0]!r}, inside it"
+    probe = nn.Parameter(torch.ones(3))
+    optimizer = rule._rule(0, [probe])
+    with contextlib.suppress(Exception):
+        vars(optimizer).update(copy.deepcopy(own))
+    before = {name: _numbers(vars(optimizer).get(name)) for name in own}
+    try:
+        probe.grad = torch.ones(3)
+        optimizer.step()
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+        return ""  # told of elsewhere
+    changed = [n for n, v in vars(optimizer).items() if n not in _KNOWN and _numbers(v) != before.get(n)]
+    return f"keeps {changed[0]!r} outside its state" if changed else ""
+
+
+def draws(rule: FlatOptimizer) -> bool:
+    """Whether a step of an optimizer takes random numbers from torch's generator."""
+    with torch.random.fork_rng(devices=()):
+        before = torch.get_rng_state()
+        rule._stepped(0, [torch.ones(4, 3)], torch.ones(1, 1, 4, 3))
+        return not torch.equal(before, torch.get_rng_state())
 
 
 def _holds_optimizer(value: Any) -> bool:

@@ -6,7 +6,6 @@ import copy
 import logging
 from typing import Any, NamedTuple
 
-import cloudpickle
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +13,7 @@ from thinwire.errors import ConfigError
 from thinwire.parameters import changed_shape, check_trainable
 from thinwire.placement import Placement
 from thinwire.placement.deferred import kept_generators
+from thinwire.replicas import TrainSpec
 from thinwire.replicas.hooks import hooked
 from thinwire.replicas.objectives import OptimizerFactory
 from thinwire.replicas.torch import build_module
@@ -25,13 +25,12 @@ _log = logging.getLogger("thinwire.run")
 
 def copied(module: nn.Module) -> nn.Module:
     """A copy of a network, as workers get one."""
-    try:
-        return copy.deepcopy(module)
-    except RuntimeError as error:
-        if "deepcopy" not in str(error):
-            raise
-        found: nn.Module = cloudpickle.loads(cloudpickle.dumps(module))  # it keeps a tensor that it computed, say
-        return found
+    computed = {}
+    for layer in module.modules():  # such as the weight of `nn.utils.weight_norm`, which no copy can be made of
+        for value in vars(layer).values():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                computed[id(value)] = value.detach().clone()
+    return copy.deepcopy(module, computed)
 
 
 def refuse_instance(network: object) -> None:
@@ -73,13 +72,35 @@ def refuse_one_for_all(network: Any, seed: int, workers: int) -> None:
         )
 
 
-def elsewhere(strategy: Strategy, placement: Placement, factory: OptimizerFactory) -> str | None:
+class Steps(NamedTuple):
+    """How a run takes its steps, as far as a network or an optimizer may not go together with it."""
+
+    elsewhere: str | None = None
     """What steps parameters in another place than the replica that computed with them, in words; None for nothing."""
+    together: str | None = None
+    """What makes one step of several batches, in words; None where each has a step of its own."""
+    equal: str | None = None
+    """The strategy whose replicas are equal since they take equal steps, by name."""
+
+
+def steps_of(strategy: Strategy, placement: Placement, spec: TrainSpec, workers: int) -> Steps:
+    """How a run takes its steps."""
+    name, jointly = name_of(strategy), isinstance(strategy, Relay) and _sends_gradients(strategy, spec.optimizer)
+    where = None
     if strategy.timing == "async" and strategy.subject == "gradients":
-        return f"servers of {name_of(strategy)} step them"
-    if isinstance(strategy, Relay) and not placement.shares and _sends_gradients(strategy, factory):
-        return f"{name_of(strategy)} steps them jointly"
-    return f"{placement!r} has each member step a part of them" if placement.shares else None
+        where = f"servers of {name} step them"
+    elif jointly and not placement.shares:
+        where = f"{name} steps them jointly"
+    elif placement.shares:
+        where = f"{placement!r} has each member step a part of them"
+    together = None
+    if workers > 1 and (strategy.subject == "gradients" or jointly):
+        together = f"{name} steps by the mean of all workers' gradients"
+    elif placement.shares:
+        together = f"members of {placement!r} share out the rows of a step"
+    elif spec.accumulate > 1:
+        together = f"accumulate = {spec.accumulate} computes the rows of a step in pieces"
+    return Steps(where, together, name if strategy.replicated and not placement.shares and workers > 1 else None)
 
 
 def _sends_gradients(strategy: Relay, factory: OptimizerFactory) -> bool:

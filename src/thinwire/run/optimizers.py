@@ -14,11 +14,11 @@ from thinwire.errors import ConfigError, ThinwireError
 from thinwire.placement import Pipeline, Placement, stand_in
 from thinwire.placement.deferred import network_of
 from thinwire.replicas import TrainSpec
-from thinwire.replicas.objectives import NamedOptimizer, NamedScheduler
+from thinwire.replicas.objectives import NamedScheduler
 from thinwire.replicas.searches import needs_closure
 from thinwire.replicas.sparse import refuse_sparse_adam
 from thinwire.replicas.torch import optimizer_of
-from thinwire.rules.optimizer import MOVING, FlatOptimizer
+from thinwire.rules.optimizer import MOVING, FlatOptimizer, draws, hidden_by
 from thinwire.strategies import ParameterTable, Relay, Strategy, name_of
 
 _log = logging.getLogger("thinwire.run")
@@ -39,8 +39,6 @@ def refuse_optimizer(
             "other: servers step the mean gradient piece by piece, and none of them knows its norm; use "
             "tw.Synchronous(), which comes to the same parameters, or consistency='eventual' with groups='each'"
         )
-    if not isinstance(spec.optimizer, NamedOptimizer) and strategy.replicated and not placement.shares:
-        _refuse_draws(model, spec, strategy)
     if isinstance(strategy, Relay) and strategy.sends == "auto" and spec.scheduler is not None:
         jointly = not isinstance(spec.scheduler, NamedScheduler)
     if not table and not jointly and not placement.shares:
@@ -56,25 +54,48 @@ def refuse_optimizer(
         _refuse_moves(spec.scheduler, made, name_of(strategy), MOVING)
     if needs_closure(made) or (jointly and not placement.shares):
         return
-    if rule.hidden:
-        where = f"{name_of(strategy)} steps parts of" if table else f"members of {placement!r} step parts of"
+    _refuse_pieces(rule, type(made).__name__, table, placement, name_of(strategy))
+    if table and factory is spec.optimizer and spec.scheduler is not None:
+        _refuse_moves(spec.scheduler, made, name_of(strategy), ("lr",))
+
+
+def refuse_draws(factory: Any, made: torch.optim.Optimizer, name: str) -> None:
+    """Refuses an optimizer that draws random numbers, of which each replica would have others.
+
+    Args:
+        factory: what made it.
+        made: the optimizer.
+        name: the strategy's.
+    """
+    if not needs_closure(made) and draws(FlatOptimizer(factory, made)):
         raise ConfigError(
-            f"train.optimizer {type(made).__name__} {rule.hidden}, and {where} the model, each with a state of its "
+            f"train.optimizer {type(made).__name__} draws random numbers as it steps, and replicas of {name} are equal "
+            "because they take equal steps; use a strategy that exchanges parameters, such as tw.SparkNet(), or an "
+            "optimizer that draws none"
+        )
+
+
+def _refuse_pieces(
+    rule: FlatOptimizer, kind: str, table: ParameterTable | None, placement: Placement, name: str
+) -> None:
+    """Refuses an optimizer that cannot step parts of a model apart from each other."""
+    if hidden := hidden_by(rule):
+        where = f"{name} steps parts of" if table else f"members of {placement!r} step parts of"
+        raise ConfigError(
+            f"train.optimizer {kind} {hidden}, and {where} the model, each with a state of its "
             "own; keep what it learns in self.state[parameter], use an optimizer such as "
             f"{ELEMENTWISE}, or tw.Synchronous() with whole replicas"
         )
     pipeline = isinstance(placement, Pipeline) and not table
     if not (rule.is_tensorwise if pipeline else rule.is_elementwise):
         units = ("tensors", "tensor") if pipeline else ("the numbers of a tensor", "number")
-        where = f"{name_of(strategy)} steps the model in pieces" if table else f"{placement!r} spreads it over workers"
+        where = f"{name} steps the model in pieces" if table else f"{placement!r} spreads it over workers"
         raise ConfigError(
-            f"train.optimizer {type(made).__name__} steps {units[0]} together, and {where}; use an optimizer that "
+            f"train.optimizer {kind} steps {units[0]} together, and {where}; use an optimizer that "
             f"steps each {units[1]} alone, such as {ELEMENTWISE}, or tw.Synchronous() with whole replicas"
         )
     if table:
         _ = rule.names  # refuses an optimizer that keeps what cannot be cut
-    if table and factory is spec.optimizer and spec.scheduler is not None:
-        _refuse_moves(spec.scheduler, made, name_of(strategy), ("lr",))
 
 
 def _refuse_moves(make: Any, made: torch.optim.Optimizer, name: str, heard: Sequence[str]) -> None:
@@ -108,17 +129,6 @@ def _refuse_moves(make: Any, made: torch.optim.Optimizer, name: str, heard: Sequ
             f"train.scheduler {type(scheduler).__name__} changes {', '.join(sorted(moved))}, and what steps the "
             f"parameters under {name} hears of {', '.join(heard)} only; move the learning rate alone, or use "
             "tw.Synchronous()"
-        )
-
-
-def _refuse_draws(model: Any, spec: TrainSpec, strategy: Strategy) -> None:
-    """Refuses an optimizer that draws random numbers, of which each replica would have others."""
-    made = _made(spec.optimizer, model, spec.seed)
-    if made is not None and not needs_closure(made) and FlatOptimizer(spec.optimizer, made).draws:
-        raise ConfigError(
-            f"train.optimizer {type(made).__name__} draws random numbers as it steps, and replicas of "
-            f"{name_of(strategy)} are equal because they take equal steps; use a strategy that exchanges parameters, "
-            "such as tw.SparkNet(), or an optimizer that draws none"
         )
 
 

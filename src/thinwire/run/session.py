@@ -62,7 +62,7 @@ from thinwire.run.checks import (
 )
 from thinwire.run.driver import Earlier, Run
 from thinwire.run.job import Columns, Job, Transform
-from thinwire.run.networks import copied, elsewhere, refuse_instance, refuse_one_for_all
+from thinwire.run.networks import copied, refuse_instance, refuse_one_for_all, steps_of
 from thinwire.run.optimizers import refuse_optimizer
 from thinwire.run.run_log import RunLog
 from thinwire.run.searches import Setup, refuse_searches
@@ -311,7 +311,7 @@ def fit(
             transforms=opaque,
             validated=validation is not None,
             nullable=nullable_of(transform),
-            elsewhere=elsewhere(chosen, spread, spec.optimizer),
+            steps=steps_of(chosen, spread, spec, where.workers),
         )
         first = FirstRow(trial, kept=spread.group_size == "auto")
         wanted = wanted_for(trial, validation=validation, indicator=opened.indicator)

@@ -42,7 +42,9 @@ from thinwire.replicas.quantiles import QUANTILES
 from thinwire.replicas.sparse import refuse_sparse_adam
 from thinwire.replicas.torch import build_module, refuse_held
 from thinwire.run.job import Columns
-from thinwire.run.networks import Held, copied
+from thinwire.run.losses import refuse_sums
+from thinwire.run.networks import Held, Steps, copied
+from thinwire.run.optimizers import refuse_draws
 
 _log = logging.getLogger("thinwire.run")
 ROWS = 7
@@ -75,7 +77,7 @@ class Trial:
             call it; without it all labels are looked at as rows are dealt out.
         validated: whether there are validation rows to measure metrics on.
         nullable: which columns may have nulls, since a transform fills them.
-        elsewhere: what steps parameters in another place than the replica, in words; None where replicas do.
+        steps: how the run takes its steps.
         found: "base" is a digest of the network's frozen parameters, once it was made.
     """
 
@@ -86,7 +88,7 @@ class Trial:
     transforms: bool
     validated: bool
     nullable: Nullable = False
-    elsewhere: str | None = None
+    steps: Steps = field(default_factory=Steps)
     found: dict[str, str] = field(default_factory=dict, compare=False)
 
     def __call__(self, row: Any) -> tuple[int, ...] | None:
@@ -126,7 +128,7 @@ class Trial:
             with contextlib.suppress(*_KINDS), torch.no_grad():
                 shape = _shape(scores(called(module.eval(), batch)))
             self._learnt(module.train(), row, batch, shape)
-            held.refuse_changes(module, self.elsewhere)
+            held.refuse_changes(module, self.steps.elsewhere)
         finally:
             held.put_back()
         return shape
@@ -251,6 +253,8 @@ class Trial:
                 ) from error
         if any("target size" in str(each.message) for each in told):
             raise DataError(self._unlike(output, batch, "compares every row with every label (torch broadcasts them)"))
+        if self.steps.together is not None and batch.weight is None:
+            refuse_sums(self.spec.loss, output, batch.label, self.steps.together)
         if not loss.requires_grad:
             raise ConfigError(
                 "the loss does not depend on any parameter that can be trained: all are frozen, or the output is "
@@ -298,6 +302,8 @@ class Trial:
                 "lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
             )
         refuse_held(made, parameters, trained)
+        if self.steps.equal is not None:
+            refuse_draws(make, made, self.steps.equal)
         refuse_sparse_adam(made, module, dense=self.spec.dense, clip_norm=self.spec.clip_norm)
         if self.spec.scheduler is None:
             return

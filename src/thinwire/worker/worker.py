@@ -231,7 +231,7 @@ class Worker:
         return self._barrier or self.joint.cuts.at(round).setting.wait
 
     def _weight_of(self, batch: Any) -> float:
-        return float(self.replica.spec.algorithm.weight_of(batch))
+        return float(self.replica.weight_of(batch))
 
     def _book(self, begun: float, batch: Any, loss: float) -> None:
         epoch, number = batch.position
