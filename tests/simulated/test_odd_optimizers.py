@@ -90,9 +90,8 @@ def test_an_optimizer_of_optimizers_is_refused_where_others_step_parts_of_the_mo
     refused(Both, "Both steps by another optimizer, 'inner', inside it.*tw.Synchronous", **where)
 
 
-@pytest.mark.parametrize("where", [TABLE, PLACED], ids=["table", "placement"])
-def test_an_optimizer_that_learns_beside_its_state_is_refused_there_too(where: dict[str, Any]) -> None:
-    refused(Counting, r"Counting keeps 'count' outside its state.*self\.state\[parameter\]", **where)
+def test_an_optimizer_that_learns_beside_its_state_is_refused_where_servers_step_pieces() -> None:
+    refused(Counting, r"Counting keeps 'count' outside its state.*self\.state\[parameter\]", **TABLE)
 
 
 def test_replicas_are_not_stepped_jointly_by_an_optimizer_that_learns_beside_its_state() -> None:

@@ -16,6 +16,7 @@ from thinwire.data.columns import Nullable, prepared, refuse_nulls
 from thinwire.data.labels import look_at
 from thinwire.data.shards import ShardWriter
 from thinwire.data.split import ShardFiles
+from thinwire.data.weights import Weights
 from thinwire.errors import DataError, nearest
 from thinwire.replicas.labels import ANY, Labels, WrongLabels
 
@@ -51,6 +52,8 @@ class Wanted(NamedTuple):
     """What is to find the shape of the model's output before rows are dealt out."""
     nullable: Nullable = False
     """Which columns may have nulls, since a transform fills them."""
+    weight: str | None = None
+    """The column of row weights to look at; None looks at none."""
 
     def measured(self, first: Any | None) -> Wanted:
         """The same with what the first row tells, a record batch of it with the columns of this run."""
@@ -143,11 +146,14 @@ class Streamed:
         random = np.random.Generator(np.random.Philox([wanted.seed, worker]))
         seen = held = 0
         wrong = WrongLabels(wanted.labels, f"column {wanted.label!r} of worker {worker}'s rows")
+        weights = None if wanted.weight is None else Weights(wanted.weight, f" of worker {worker}'s rows")
         for batch in given:
             rows = prepared(batch, names)
             refuse_nulls(rows, seen, wanted.nullable)
             if wanted.label is not None:
                 look_at(rows, wanted.label, wrong)
+            if weights is not None:
+                weights.look_at(rows)
             seen += rows.num_rows
             if not apart:
                 writers[0].write(rows)
@@ -162,6 +168,8 @@ class Streamed:
             writers[0].write(rows.filter(pa.array(~mask)))
             writers[1].write(rows.filter(pa.array(mask)))
         wrong.refuse()
+        if weights is not None:
+            weights.refuse(all_rows=False)
         counts = [writer.close() for writer in writers]
         return ShardFiles(paths[0], paths[1] if apart else None, counts[0], counts[1] if apart else 0, wrong.same)
 

@@ -227,7 +227,7 @@ class NamedOptimizer:
         try:
             made: torch.optim.Optimizer = OPTIMIZERS[self.name](parameters, **self.settings)
             return made
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, LookupError) as error:
             raise ConfigError(f"train.optimizer {self.name!r} does not take {self.settings}: {error}") from error
 
     def __repr__(self) -> str:
@@ -311,6 +311,17 @@ class NamedScheduler:
             ConfigError: A length is a share of the run, and how long that is is not known.
         """
         given = [*(self._length if isinstance(self._length, list | tuple) else [self._length]), self.warmup]
+        key = LENGTHS.get(self.name, "")
+        if not isinstance(self._length, list | tuple | None) and self._length <= 0:
+            raise ConfigError(
+                f"train.scheduler.{key} = {self._length!r} is not possible; use a whole number of 1 or more, or a "
+                "share of the run up to 1.0"
+            )
+        if self.name == "onecycle" and length is not None and isinstance(self._length, int) and self._length < length:
+            raise ConfigError(
+                f"train.scheduler.total_steps = {self._length} is less than the {length} {self.every}s of the run, and "
+                "torch's one cycle moves no further; use total_steps = 1.0, which is the whole run"
+            )
         if length is None:
             if any(map(_is_share, given)):
                 raise ConfigError(
@@ -319,7 +330,7 @@ class NamedScheduler:
                     f"{'steps' if self.every == 'step' else 'epochs'} to the run"
                 )
             return self
-        warmup, key = _of_the_run(self.warmup, length), LENGTHS.get(self.name, "")
+        warmup = _of_the_run(self.warmup, length)
         settings, ends = dict(self.settings), self.name == "cosine" and key not in self.settings
         if ends:
             settings[key] = max(1, length - warmup)

@@ -567,6 +567,11 @@ def refuse_held(made: torch.optim.Optimizer, parameters: list[nn.Parameter], tra
             f"train.optimizer holds {strange} parameters that are not the model's; every worker trains a model of its "
             "own: make the optimizer from the parameters that the function is given"
         )
+    rates = [float(group["lr"]) for group in made.param_groups if isinstance(group.get("lr"), float | Tensor)]
+    if not all(map(math.isfinite, rates)):
+        raise ConfigError(
+            f"train.optimizer {name} has a learning rate that is not finite, {rates}; use one of 0 or more"
+        )
     if len({id(p) for p in held}) < len(held):
         raise ConfigError(
             f"train.optimizer {name} holds a parameter twice, and would step it twice; give each parameter once"

@@ -20,6 +20,7 @@ from thinwire.parameters import FlatParameters, Fragment
 
 Factory = Callable[[Any], torch.optim.Optimizer]
 STEP = "step"
+BY_ANOTHER = "steps by another optimizer"
 WAYS = ("foreach", "fused", "capturable", "differentiable")
 """Settings that say how an optimizer computes, and not what."""
 NO_GROUP = -1
@@ -346,7 +347,7 @@ def hidden_by(rule: FlatOptimizer) -> str:
     own = {name: value for name, value in vars(rule._made).items() if name not in _KNOWN}
     inner = [name for name, value in own.items() if _holds_optimizer(value)]
     if inner:
-        return f"steps by another optimizer, {inner[0]!r}, inside it"
+        return f"{BY_ANOTHER}, {inner[0]!r}, inside it"
     probe = nn.Parameter(torch.ones(3))
     optimizer = rule._rule(0, [probe])
     with contextlib.suppress(Exception):

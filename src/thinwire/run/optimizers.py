@@ -18,7 +18,7 @@ from thinwire.replicas.objectives import NamedScheduler
 from thinwire.replicas.searches import needs_closure
 from thinwire.replicas.sparse import refuse_sparse_adam
 from thinwire.replicas.torch import optimizer_of
-from thinwire.rules.optimizer import MOVING, FlatOptimizer, draws, hidden_by
+from thinwire.rules.optimizer import BY_ANOTHER, MOVING, FlatOptimizer, draws, hidden_by
 from thinwire.strategies import ParameterTable, Relay, Strategy, name_of
 
 _log = logging.getLogger("thinwire.run")
@@ -79,7 +79,7 @@ def _refuse_pieces(
     rule: FlatOptimizer, kind: str, table: ParameterTable | None, placement: Placement, name: str
 ) -> None:
     """Refuses an optimizer that cannot step parts of a model apart from each other."""
-    if hidden := hidden_by(rule):
+    if (hidden := hidden_by(rule)) and (table or hidden.startswith(BY_ANOTHER)):
         where = f"{name} steps parts of" if table else f"members of {placement!r} step parts of"
         raise ConfigError(
             f"train.optimizer {kind} {hidden}, and {where} the model, each with a state of its "

@@ -53,11 +53,13 @@ from thinwire.run.checks import (
     metrics_for,
     objective_for,
     placement_for,
+    refuse_few_rows,
     refuse_impossible,
     refuse_unvalidated,
     stepping_for,
     target_for,
     wanted_for,
+    warn_without_effect,
     why_dense,
 )
 from thinwire.run.driver import Earlier, Run
@@ -230,6 +232,12 @@ def fit(
     besides = {"label": label, "weight": weight, "validation": validation if isinstance(validation, str) else None}
     model, transform, inputs = of_table(model, transform, data, inputs=inputs, besides=besides, validation=validation)
     own = None if isinstance(transform, TableEncoder) else transform
+    warn_without_effect(
+        validated=validation is not None or any(hasattr(each, "on_model") for each in callbacks),
+        saved=out is not None or resume is not None,
+        watching={"metrics": metrics, "evaluate_every": evaluate_every, "restore_best": restore_best},
+        saving={"checkpoint_every": checkpoint_every},
+    )
     stop = cast("EarlyStopping | None", stop)
     chosen: Any = strategy or Relay()
     where = (cluster or _default_cluster(data)).site(data)
@@ -317,6 +325,7 @@ def fit(
         wanted = wanted_for(trial, validation=validation, indicator=opened.indicator)
         dealt = opened.deal(wanted._replace(measure=first), folder)
         spread = sized(spread, trial, first, where=where, strategy=chosen)
+        refuse_few_rows(dealt.rows, where.workers, spread)
         if dealt.validation_rows == 0 and validation is not None:
             refuse_unvalidated(validation, target, stop)
         store = CheckpointStore(f"{out.rstrip('/')}/checkpoints") if out is not None else None

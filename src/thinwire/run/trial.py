@@ -37,7 +37,7 @@ from thinwire.replicas.frozen import base_digest
 from thinwire.replicas.labels import WrongLabels
 from thinwire.replicas.lightning import own_scheduler
 from thinwire.replicas.metrics import computed, measure
-from thinwire.replicas.objectives import OWN, Objective, metrics_of
+from thinwire.replicas.objectives import OWN, NamedScheduler, Objective, metrics_of
 from thinwire.replicas.quantiles import QUANTILES
 from thinwire.replicas.sparse import refuse_sparse_adam
 from thinwire.replicas.torch import build_module, refuse_held
@@ -196,7 +196,9 @@ class Trial:
             f"{name!r} of {str(each.dtype).removeprefix('torch.')} in the shape {shape} a row"
             for name, each, shape in zip(names, batch.inputs, shapes, strict=True)
         )
-        if "same dtype" in str(error) and all(each.is_floating_point() for each in batch.inputs):
+        if any(each.dtype == torch.float16 for each in batch.inputs):
+            advice = "Give columns of float32: x.astype('float32'), or a cast in a transform"
+        elif "same dtype" in str(error) and all(each.is_floating_point() for each in batch.inputs):
             advice = "Inputs are given in float32; give the model parameters of float32 too: model.float()"
         elif batch.num_rows == 1 and "more than 1 value" in str(error):
             advice = "Batch normalisation needs more rows in a batch: give a larger batch_size, or another layer"
@@ -315,6 +317,12 @@ class Trial:
                 f"scheduler gave {_kind(moved)}; it must return a learning-rate scheduler: "
                 "lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 10)"
             )
+        if (
+            isinstance(moved, ReduceLROnPlateau)
+            and not self.validated
+            and not isinstance(self.spec.scheduler, NamedScheduler)
+        ):
+            _log.warning("scheduler ReduceLROnPlateau has no effect: it follows validation rows, and there are none")
         if not isinstance(moved, ReduceLROnPlateau):
             made._opt_called = True  # type: ignore[attr-defined]  # torch warns of a scheduler that moves first
             _called("scheduler", lambda scheduler: scheduler.step(), moved, "the optimizer, moves once,")
