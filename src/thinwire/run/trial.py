@@ -21,11 +21,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import cloudpickle
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from thinwire.cluster.shipping import packed
 from thinwire.data import Batch, Loader, Position, Sampler, Shard, write_shard
 from thinwire.data.columns import Nullable
 from thinwire.data.labels import look_at
@@ -73,8 +75,9 @@ class Trial:
         spec: how it is trained.
         columns: what is what in the data, with all its transforms.
         batch_size: rows of a step.
-        transforms: whether the user's own transform makes columns. It may have effects of its own, so that only workers
-            call it; without it all labels are looked at as rows are dealt out.
+        transforms: whether the user's own transform makes columns. A copy of it is tried, as workers get one: what it
+            counts or keeps stays as it was. What it raises is left to workers, who may have files that are not here.
+            Without it all labels are looked at as rows are dealt out.
         validated: whether there are validation rows to measure metrics on.
         nullable: which columns may have nulls, since a transform fills them.
         steps: how the run takes its steps.
@@ -109,13 +112,17 @@ class Trial:
 
     def inputs(self, row: Any) -> tuple[Tensor, ...] | None:
         """What the model is called with in a step of rows such as this one; None where it cannot be told here."""
-        with _undone():
-            batch = None if self.transforms else self._batch(row, self.batch_size)
-        return None if batch is None else tuple(batch.inputs)
+        with _undone(), contextlib.suppress(_TransformError):
+            batch = self._batch(row, self.batch_size)
+            return None if batch is None else tuple(batch.inputs)
+        return None
 
     def _tried(self, row: Any) -> tuple[int, ...] | None:
-        made = self.model
-        batch = None if self.transforms else self._batch(row, min(ROWS, self.batch_size))
+        made, batch = self.model, None
+        try:
+            batch = self._batch(row, min(ROWS, self.batch_size))
+        except _TransformError as error:
+            _log.info("the transform could not be tried on the driver: %s", error)
         module = (copied(made) if isinstance(made, nn.Module) else build_module(made, self.spec.seed)).cpu()
         check_trainable(module)
         self.found["base"] = base_digest(module)
@@ -152,7 +159,7 @@ class Trial:
     def _batch(self, row: Any, rows: int) -> Batch | None:
         """The row so many times, as workers would get it; None where it cannot be had here."""
         columns = self.columns
-        if columns.label is not None and columns.label in row.schema.names:
+        if columns.label is not None and columns.label in row.schema.names and not self.transforms:
             look_at(row, columns.label, WrongLabels(columns.labels, f"column {columns.label!r}"))
         with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
             path = os.path.join(folder, "row")
@@ -167,7 +174,7 @@ class Trial:
                 label=columns.label,
                 labels=columns.labels,
                 weight=columns.weight,
-                transform=columns.transform,
+                transform=_copied(columns.transform) if self.transforms else columns.transform,
                 prefetch=0,
             )
             return next(loader.batches(Position(), 1))
@@ -351,6 +358,26 @@ class Trial:
 
 _ALIKE = ("mse", "l1", "smooth_l1", "bce_with_logits", *QUANTILES)
 """Losses by name that compare output and label one by one, however they are laid out."""
+
+
+class _TransformError(Exception):
+    """The user's own transform cannot be copied or called here."""
+
+
+def _copied(transform: Any) -> Any:
+    """A copy of a transform, which says what it raises as one error."""
+    try:
+        copy = cloudpickle.loads(packed(transform))  # its own functions travel whole: what they count is copied too
+    except Exception as error:  # it holds a lock, say, which threads share
+        raise _TransformError(f"no copy: {type(error).__name__}: {error}") from error
+
+    def tried(columns: dict[str, Any]) -> Any:
+        try:
+            return copy(columns)
+        except Exception as error:
+            raise _TransformError(f"{type(error).__name__}: {error}") from error
+
+    return tried
 
 
 def _called(key: str, make: Any, given: Any, what: str) -> Any:
