@@ -104,11 +104,11 @@ class Server:
     """The driver's side of `Fetched`."""
 
     def __init__(self, files: Sequence[ShardFiles]) -> None:
-        self._files = files
+        self.files = files
 
     def piece(self, worker: int, name: str, index: int) -> tuple[bytes, int]:
         """One piece of a worker's file, and how many there are: none of a file that is not there."""
-        files = self._files[worker]
+        files = self.files[worker]
         path = {TRAIN: files.train, VALIDATION: files.validation}.get(name)  # a name, never a path
         count = 0 if path is None else max(1, -(-os.path.getsize(path) // PIECE_BYTES))
         if path is None or not 0 <= index < count:

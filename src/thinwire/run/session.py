@@ -64,6 +64,7 @@ from thinwire.run.checks import (
 )
 from thinwire.run.driver import Earlier, Run
 from thinwire.run.job import Columns, Job, Transform
+from thinwire.run.left_out import evaluate_left_out
 from thinwire.run.networks import copied, refuse_instance, refuse_one_for_all, steps_of
 from thinwire.run.optimizers import refuse_optimizer
 from thinwire.run.run_log import RunLog
@@ -400,6 +401,8 @@ def fit(
                 hub, wire = _wire(where, carrier)
                 run.go_on_from(earlier, wire)
             trained = None if outcome.interrupted else run.trained(outcome)
+            if trained is not None:
+                evaluate_left_out(outcome, trained, job, dealt, policy)
         except BaseException as error:
             reason = str(error) if isinstance(error, ThinwireError) else repr(error)
             log.close(events.RunEnded(reason=reason, summary={}))
