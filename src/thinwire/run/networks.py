@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import logging
 from typing import Any, NamedTuple
 
@@ -70,6 +71,13 @@ def refuse_one_for_all(network: Any, seed: int, workers: int) -> None:
             f"the function that makes the model returns {what} each time, and {workers} workers in one process would "
             "train it together; give the model itself, which is copied, or a function that makes a new one"
         )
+
+
+def signature_of(module: nn.Module) -> str:
+    """A digest of what a checkpoint holds of a network: its trained parameters and its buffers by name and shape."""
+    trained = [(name, tuple(p.shape)) for name, p in module.named_parameters() if p.requires_grad]
+    kept = [(name, tuple(buffer.shape)) for name, buffer in _exchanged(module).items()]
+    return hashlib.blake2b(repr((trained, kept)).encode(), digest_size=8).hexdigest()
 
 
 class Steps(NamedTuple):

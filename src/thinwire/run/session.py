@@ -79,6 +79,13 @@ from thinwire.transport.reliable import ReliableHub, ReliableWire
 from thinwire.worker.plan import WorkerPlan
 
 _log = logging.getLogger(__name__)
+ALIKE = {
+    "network": "is of a network whose trained parameters or buffers have other names or shapes; resume with the same "
+    "model and the same frozen parameters",
+    "optimizer": "was made with the optimizer {0}, not {1}, whose state it would be; resume with the same optimizer "
+    "(its learning rate and the like may differ), or begin a new run from the trained model",
+}
+"""What a run that goes on must have as the earlier one had it, and what is told where it has not."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -330,7 +337,8 @@ def fit(
         if dealt.validation_rows == 0 and validation is not None:
             refuse_unvalidated(validation, target, stop)
         store = CheckpointStore(f"{out.rstrip('/')}/checkpoints") if out is not None else None
-        earlier = _earlier(resume, chosen, spread) if resume is not None else None
+        alike = {name: trial.found[name] for name in ALIKE if name in trial.found}
+        earlier = _earlier(resume, chosen, spread, alike) if resume is not None else None
         log = RunLog(out, callbacks, clock=where.time.wall)
         goes_on = by_time(chosen) and spread.size == 1 and where.workers > 1 and epochs is not None
         beyond = where.workers if goes_on else None
@@ -374,6 +382,7 @@ def fit(
             crew=where.crew,
             part=where.part,
             observe=where.observe,
+            alike=alike,
             run=name,
             log=logs.wanted(),
         )
@@ -506,7 +515,7 @@ def _why_not(store: CheckpointStore, manifest: Manifest) -> str:
         return f"it cannot be read: {error}"
 
 
-def _earlier(resume: str, strategy: Strategy, placement: Placement) -> Earlier:
+def _earlier(resume: str, strategy: Strategy, placement: Placement, alike: Mapping[str, str]) -> Earlier:
     store = CheckpointStore(f"{resume.rstrip('/')}/checkpoints")
     manifest, passed = store.newest_whole(functools.partial(_why_not, store))
     told = "; ".join(f"{name}: {why}" for name, why in passed.items())
@@ -529,4 +538,8 @@ def _earlier(resume: str, strategy: Strategy, placement: Placement) -> Earlier:
             f"checkpoint {manifest.name} in {resume!r} was made with placement {placed}, not {placement!r}; "
             "resume with the same placement"
         )
+    for name, now in alike.items():
+        before = manifest.meta.get(name, now)  # earlier versions wrote none
+        if before != now:
+            raise CheckpointError(f"checkpoint {manifest.name} in {resume!r} {ALIKE[name].format(before, now)}")
     return Earlier(store, manifest, passed)

@@ -45,7 +45,7 @@ from thinwire.replicas.sparse import refuse_sparse_adam
 from thinwire.replicas.torch import build_module, refuse_held
 from thinwire.run.job import Columns
 from thinwire.run.losses import refuse_sums
-from thinwire.run.networks import Held, Steps, copied
+from thinwire.run.networks import Held, Steps, copied, signature_of
 from thinwire.run.optimizers import refuse_draws
 
 _log = logging.getLogger("thinwire.run")
@@ -81,7 +81,8 @@ class Trial:
         validated: whether there are validation rows to measure metrics on.
         nullable: which columns may have nulls, since a transform fills them.
         steps: how the run takes its steps.
-        found: "base" is a digest of the network's frozen parameters, once it was made.
+        found: "base" is a digest of the network's frozen parameters, once it was made; "network" one of the names and
+            shapes of its others, and "optimizer" says what steps them.
     """
 
     model: Any
@@ -125,7 +126,7 @@ class Trial:
             _log.info("the transform could not be tried on the driver: %s", error)
         module = (copied(made) if isinstance(made, nn.Module) else build_module(made, self.spec.seed)).cpu()
         check_trainable(module)
-        self.found["base"] = base_digest(module)
+        self.found.update(base=base_digest(module), network=signature_of(module))
         self._stepped(module)
         if batch is None:
             return None
@@ -311,6 +312,7 @@ class Trial:
                 "lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
             )
         refuse_held(made, parameters, trained)
+        self.found["optimizer"] = f"{type(made).__name__} of {len(made.param_groups)} groups"
         if self.steps.equal is not None:
             refuse_draws(make, made, self.steps.equal)
         refuse_sparse_adam(made, module, dense=self.spec.dense, clip_norm=self.spec.clip_norm)
