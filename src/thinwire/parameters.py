@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from thinwire.errors import ConfigError
 
@@ -61,8 +61,8 @@ class FlatParameters:
     """
 
     def __init__(self, module: nn.Module) -> None:
+        check_trainable(module)
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        _check(named)
         self.names = tuple(name for name, _ in named)
         self.narrow = {name: p.dtype for name, p in named if p.dtype != torch.float32}
         """Original types of parameters that are float32 here and are rounded to that type for a forward pass."""
@@ -147,20 +147,42 @@ class Buffers:
     def __init__(self, module: nn.Module) -> None:
         persistent = set(module.state_dict())
         named = [(name, b) for name, b in module.named_buffers() if name in persistent]
-        self.floating = {name: b for name, b in named if b.is_floating_point()}
-        self.counters = {name: b for name, b in named if b.dtype in (torch.int64, torch.int32) and b.numel() == 1}
+        self._places = {f"{p}.{n}" if p else n: (m._buffers, n) for p, m in module.named_modules() for n in m._buffers}
+        """Where a buffer is looked up: a network may put another tensor in its place as it goes."""
+        self._places |= {name: ({name: buffer}, name) for name, buffer in named if name not in self._places}
+        self._shapes = {name: b.shape for name, b in named if b.is_floating_point()}
+        self._counted = [name for name, b in named if b.dtype in (torch.int64, torch.int32) and b.numel() == 1]
         self._checked = self.vector().isfinite()
         """Elements that were finite at the beginning. Others are infinite by design, such as the -inf of a mask."""
 
     @property
+    def floating(self) -> dict[str, Tensor]:
+        """By name, those of floating types as they are now."""
+        found = {name: self._now(name) for name in self._shapes}
+        for name, shape in self._shapes.items():
+            if found[name].shape != shape:
+                raise ConfigError(changed_shape(name, shape, found[name].shape))
+        return found
+
+    @property
+    def counters(self) -> dict[str, Tensor]:
+        """By name, the single whole numbers as they are now."""
+        return {name: self._now(name) for name in self._counted}
+
+    def _now(self, name: str) -> Tensor:
+        holder, key = self._places[name]
+        found: Tensor = holder[key]
+        return found.detach()
+
+    @property
     def size(self) -> int:
-        return sum(b.numel() for b in self.floating.values())
+        return sum(shape.numel() for shape in self._shapes.values())
 
     def vector(self) -> Tensor:
         """The floating buffers as one float32 vector on the CPU."""
-        if not self.floating:
+        parts = [b.to("cpu", torch.float32).reshape(-1) for b in self.floating.values()]
+        if not parts:
             return torch.zeros(0)
-        parts = [b.detach().to("cpu", torch.float32).reshape(-1) for b in self.floating.values()]
         return torch.cat(parts)
 
     def count_not_finite(self, vector: Tensor | None = None) -> int:
@@ -186,13 +208,29 @@ class Buffers:
     def load(self, vector: Tensor, counts: Sequence[int]) -> None:
         """Writes a joint vector and counters into the module's buffers."""
         for name, value in self.named(vector, counts).items():
-            target = self.floating[name] if name in self.floating else self.counters[name]
-            target.copy_(value)
+            self._now(name).copy_(value)
 
 
-def _check(named: Sequence[tuple[str, nn.Parameter]]) -> None:
+def changed_shape(name: str, before: torch.Size, now: torch.Size) -> str:
+    """What is wrong with a buffer whose shape a forward pass changes, and what to do about it."""
+    return (
+        f"buffer {name!r} has the shape {tuple(now)} after a forward pass, and had {tuple(before)}; workers exchange "
+        "buffers of one shape: keep what grows in a plain attribute, or register it with persistent=False"
+    )
+
+
+def check_trainable(module: nn.Module) -> None:
+    """Refuses parameters that cannot be kept in one vector of float32.
+
+    Raises:
+        ConfigError: There is none, one has no shape yet, is of another type, or shares its memory.
+    """
+    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     if not named:
-        raise ConfigError("the model has no trainable parameter; set requires_grad on the parameters to be trained")
+        raise ConfigError(
+            f"the model {type(module).__name__} has no parameter that can be trained: it has none, or all are frozen; "
+            "leave requires_grad on where it is to learn"
+        )
     for name, parameter in named:
         if isinstance(parameter, UninitializedParameter):
             raise ConfigError(f"parameter {name!r} is lazy and has no shape yet; run one batch through the model first")
@@ -201,8 +239,64 @@ def _check(named: Sequence[tuple[str, nn.Parameter]]) -> None:
                 f"parameter {name!r} is {parameter.dtype}; trainable parameters are float32, bfloat16 or "
                 "float16: convert it, as by model.float()"
             )
+        if any(size > 1 and stride == 0 for size, stride in zip(parameter.shape, parameter.stride(), strict=True)):
+            raise ConfigError(
+                f"parameter {name!r} of the shape {tuple(parameter.shape)} repeats its numbers in memory, as expand "
+                "leaves them, so that no optimizer can step it; give it memory of its own: nn.Parameter(x.clone())"
+            )
     devices = {str(p.device) for _, p in named}
     if len(devices) > 1:
         raise ConfigError(
             f"the parameters are on {sorted(devices)}; one replica lives on one device: move the model there"
         )
+    _refuse_shared(module)
+
+
+def _refuse_shared(module: nn.Module) -> None:
+    """Refuses parameters that share memory with another tensor of the module: in one vector they would not."""
+    tensors: list[tuple[str, Tensor]] = [(f"parameter {name!r}", p) for name, p in module.named_parameters()]
+    tensors += [(f"buffer {name!r}", b) for name, b in module.named_buffers()]
+    known = {id(tensor) for _, tensor in tensors}
+    for path, layer in module.named_modules():
+        for name, value in vars(layer).items():
+            if isinstance(value, Tensor) and id(value) not in known:
+                tensors.append((f"attribute {f'{path}.{name}' if path else name!r}", value))
+    in_memory: dict[int, list[tuple[str, Tensor]]] = {}
+    for name, tensor in tensors:
+        if (
+            tensor.device.type == "meta"
+            or isinstance(tensor, UninitializedBuffer | UninitializedParameter)
+            or not tensor.numel()
+        ):
+            continue
+        in_memory.setdefault(tensor.untyped_storage().data_ptr(), []).append((name, tensor))
+    for together in in_memory.values():
+        for (name, one), (other, second) in itertools.combinations(together, 2):
+            if (one.requires_grad or second.requires_grad) and _overlap(one, second):
+                raise ConfigError(
+                    f"{other} shares memory with {name}: a step on one would move the other, and workers keep each by "
+                    "itself. Give both names one nn.Parameter, as self.b.weight = self.a.weight does, or give each "
+                    "memory of its own: nn.Parameter(x.clone())"
+                )
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    (first, last), (begin, end) = _extent(one), _extent(other)
+    return first <= end and begin <= last and not _elements(one).isdisjoint(_elements(other))
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """The bytes of its storage at which a tensor's first and last element begin."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    start, size = int(tensor.storage_offset()), tensor.element_size()
+    return start * size, (start + last) * size
+
+
+def _elements(tensor: Tensor) -> set[int]:
+    """Which bytes of its storage a tensor's elements begin at."""
+    offsets = torch.zeros((), dtype=torch.int64)
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        steps = torch.arange(size) * stride
+        offsets = offsets.unsqueeze(dim) + steps
+    start = int(tensor.storage_offset())
+    return {(start + offset) * tensor.element_size() for offset in offsets.flatten().tolist()}

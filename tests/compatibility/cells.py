@@ -10,6 +10,7 @@ Two references, both in plain torch:
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,8 +20,10 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
-from thinwire import events
+from thinwire import caffe, events
+from thinwire.caffe.training import whole_loss
 from thinwire.errors import ConfigError
+from thinwire.models.boltzmann import Contrast, EnergyModel, Seen
 
 ROWS, CLASSES, WORKERS, STEPS = 120, 3, 3, 4
 TOLERANCE = 1e-3
@@ -42,6 +45,45 @@ def net() -> nn.Module:
 
 def table(*, sparse: bool = True) -> nn.Module:
     return nn.Sequential(nn.Embedding(BUCKETS, CLASSES, sparse=sparse))
+
+
+NET = """
+layer { name: "d" type: "Input" top: "data" top: "label" input_param { shape { dim: 8 dim: 4 } shape { dim: 8 } } }
+layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 8
+        weight_filler { type: "xavier" } } }
+layer { name: "tanh" type: "TanH" bottom: "ip" top: "tanh" }
+layer { name: "out" type: "InnerProduct" bottom: "tanh" top: "out" inner_product_param { num_output: 3
+        weight_filler { type: "xavier" } } }
+layer { name: "l" type: "SoftmaxWithLoss" bottom: "out" bottom: "label" top: "loss" }
+"""
+
+
+def caffe_net() -> nn.Module:
+    return caffe.loads(NET)
+
+
+class Machine(EnergyModel):
+    """An energy model that makes rows up without drawing them, so that all replicas make up the same ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(0.5 * torch.randn(4, 6))
+        self.bias = nn.Parameter(torch.zeros(6))
+
+    def energy(self, rows: Tensor) -> Tensor:
+        return -nn.functional.softplus(rows @ self.weight + self.bias).sum(1)
+
+    def made_up(self, rows: Tensor) -> Tensor:
+        return torch.sigmoid(rows @ self.weight + self.bias) @ self.weight.t()
+
+    def contrast(self, inputs: Any, *, stage: int, k: int, chain: Tensor | None) -> Contrast:
+        (rows,) = inputs
+        made = self.made_up(rows).detach()
+        return Contrast(self.energy(rows).mean(), self.energy(made).mean(), made, (rows - made).square().mean())
+
+    def forward(self, *inputs: Tensor) -> Seen:
+        (rows,) = inputs
+        return Seen(rows, self.made_up(rows), self.energy(rows), self.energy(rows.flip(0)))
 
 
 class Halving(torch.optim.Optimizer):
@@ -131,6 +173,24 @@ OPTIMIZERS_OF_SPARSE: dict[str, Factory] = {
     "SparseAdam": _(o.SparseAdam, lr=0.02),
 }
 
+rates = o.lr_scheduler
+SCHEDULES: dict[str, Callable[[o.Optimizer], Any]] = {
+    "StepLR": lambda made: rates.StepLR(made, 2, 0.5),
+    "LambdaLR": lambda made: rates.LambdaLR(made, lambda step: 0.9**step),
+    "MultiplicativeLR": lambda made: rates.MultiplicativeLR(made, lambda step: 0.9),
+    "PolynomialLR": lambda made: rates.PolynomialLR(made, 3 * STEPS),
+    "CosineAnnealingWarmRestarts": lambda made: rates.CosineAnnealingWarmRestarts(made, 3),
+    "OneCycleLR": lambda made: rates.OneCycleLR(made, 0.3, 3 * STEPS),
+    "OneCycleLR, cycle_momentum=False": lambda made: rates.OneCycleLR(made, 0.3, 3 * STEPS, cycle_momentum=False),
+    "CyclicLR": lambda made: rates.CyclicLR(made, 0.02, 0.2, step_size_up=2),
+    "SequentialLR, a warm-up": lambda made: rates.SequentialLR(
+        made, [rates.LinearLR(made, 0.1, 1.0, 2), rates.ExponentialLR(made, 0.8)], [2]
+    ),
+    "ChainedScheduler": lambda made: rates.ChainedScheduler(
+        [rates.ExponentialLR(made, 0.9), rates.ConstantLR(made, 0.5, 2)]
+    ),
+}
+
 STRATEGIES: dict[str, tw.Strategy] = {
     "Synchronous": tw.Synchronous(),
     "ParameterTable, strict": tw.ParameterTable(consistency="strict"),
@@ -165,9 +225,20 @@ class Plain:
     """Whether rows have weights."""
     categories: bool = False
     """Whether the network is an embedding with sparse gradients."""
+    replica: Literal["torch", "Caffe", "energy"] = "torch"
+    """What trains: a module of torch, a Caffe net, or an energy model by contrastive divergence."""
+    scheduler: Callable[[o.Optimizer], Any] | None = None
+    """What moves the learning rate, after each step."""
+
+    def scheduled(self, made: o.Optimizer) -> Callable[[], None]:
+        """What moves its rate on."""
+        moving = None if self.scheduler is None else self.scheduler(made)
+        return lambda: None if moving is None else moving.step()
 
     def net(self) -> nn.Module:
         """The network; an optimizer that does not take sparse gradients is compared with one of dense gradients."""
+        if self.replica != "torch":
+            return caffe_net() if self.replica == "Caffe" else Machine()
         return table(sparse=self.factory is OPTIMIZERS_OF_SPARSE["SparseAdam"]) if self.categories else net()
 
     def step(self, module: nn.Module, optimizer: torch.optim.Optimizer, rows: Tensor) -> None:
@@ -176,22 +247,34 @@ class Plain:
         def closure() -> Tensor:
             optimizer.zero_grad()
             with torch.enable_grad(), torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16):
-                inputs = torch.from_numpy(CATEGORIES) if self.categories else INPUTS
-                losses = nn.functional.cross_entropy(module(inputs[rows]), LABELS[rows], reduction="none")
-                weights = WEIGHTS[rows] if self.weighted else torch.ones(len(rows))
-                loss = (losses * weights).sum() / weights.sum()
+                loss = self.loss(module, rows)
             loss.backward()
             return loss
 
         optimizer.step(closure)
+
+    def loss(self, module: Any, rows: Tensor) -> Tensor:
+        """What a step on some rows goes down."""
+        if self.replica == "Caffe":
+            found: Tensor = module(INPUTS[rows], LABELS[rows]).loss
+            return found
+        if self.replica == "energy":
+            contrast = module.contrast([INPUTS[rows]], stage=0, k=1, chain=None)
+            return contrast.positive - contrast.negative
+        inputs = torch.from_numpy(CATEGORIES) if self.categories else INPUTS
+        losses = nn.functional.cross_entropy(module(inputs[rows]), LABELS[rows], reduction="none")
+        weights = WEIGHTS[rows] if self.weighted else torch.ones(len(rows))
+        return (losses * weights).sum() / weights.sum()
 
     def with_all_rows(self) -> list[Tensor]:
         """The parameters that one optimizer comes to with all rows."""
         torch.manual_seed(0)
         module = self.net()
         optimizer = self.factory(module.parameters())
+        move_on = self.scheduled(optimizer)
         for _step in range(STEPS):
             self.step(module, optimizer, torch.arange(ROWS))
+            move_on()
         return [p.detach() for p in module.parameters()]
 
 
@@ -215,8 +298,8 @@ class Shadowed:
         after: list[Tensor] = []
         inner = made.step
 
-        @functools.wraps(inner)
-        def step(*closure: Any) -> Any:
+        @functools.wraps(type(made).step)
+        def step(_: Any, *closure: Any) -> Any:
             nonlocal after
             before = [p.detach().clone() for p in held]
             moved = not after or not all(map(torch.equal, before, after))
@@ -229,7 +312,7 @@ class Shadowed:
                 distances[worker] = max(distances.get(worker, 0.0), far)
             return found
 
-        made.step = step
+        made.step = types.MethodType(step, made)  # torch's schedulers take it apart
         self.distances.append(distances)
         optimizer: torch.optim.Optimizer = made
         return optimizer
@@ -237,7 +320,7 @@ class Shadowed:
     def _beside(self, worker: int) -> Callable[[list[Tensor] | None], list[Tensor]]:
         plain = self._plain.net()
         optimizer = self._factory(plain.parameters())
-        mine = rows_of(worker)
+        mine, move_on = rows_of(worker), self._plain.scheduled(optimizer)
 
         def take(before: list[Tensor] | None) -> list[Tensor]:
             if before is not None:  # an exchange has moved them
@@ -246,6 +329,7 @@ class Shadowed:
                         parameter.copy_(value)
             with torch.enable_grad():
                 self._plain.step(plain, optimizer, mine)
+            move_on()
             return [p.detach() for p in plain.parameters()]
 
         return take
@@ -269,12 +353,19 @@ def rows_of(worker: int) -> Tensor:
 
 
 def outcome(
-    optimizer: Factory, strategy: tw.Strategy, tolerance: float = 1.0, *, categories: bool = False, **more: Any
+    optimizer: Factory,
+    strategy: tw.Strategy,
+    tolerance: float = 1.0,
+    *,
+    categories: bool = False,
+    replica: Literal["torch", "Caffe", "energy"] = "torch",
+    **more: Any,
 ) -> Outcome:
     """Runs a cell; `tolerance` is in multiples of `TOLERANCE`."""
     log: list[events.Event] = []
     together = strategy.subject == "gradients"
-    plain = Plain(optimizer, more.get("precision") == "bfloat16", "weight" in more, categories)
+    bfloat16, scheduler = more.get("precision") == "bfloat16", more.get("scheduler")
+    plain = Plain(optimizer, bfloat16, "weight" in more, categories, replica, scheduler)
     shadowed = Shadowed(plain)
     settings: dict[str, Any] = {
         "strategy": strategy,
@@ -286,11 +377,8 @@ def outcome(
         "callbacks": [log.append],
     }
     try:
-        features = CATEGORIES if categories else X
-        model = table if categories else net
-        run = tw.fit(
-            model, {"features": features, "label": Y} | ({"w": W} if plain.weighted else {}), **(settings | more)
-        )
+        model, data, own = _given(plain)
+        run = tw.fit(model, data, **(settings | own | more))
     except ConfigError as error:
         return Outcome("neither" if log else "refused", str(error))
     except Exception as error:
@@ -301,6 +389,16 @@ def outcome(
     if shadowed.is_equal(tolerance):
         return Outcome("equal")
     return Outcome("neither", f"exchanged: {shadowed.exchanged}, stepped: {shadowed.stepped}, {shadowed.distances}")
+
+
+def _given(plain: Plain) -> tuple[Callable[[], nn.Module], dict[str, Any], dict[str, Any]]:
+    """What `fit` is called with: the network, the data, and what they need beside."""
+    if plain.replica == "Caffe":
+        return caffe_net, {"data": X, "label": Y}, {"inputs": ["data", "label"], "label": None, "loss": whole_loss}
+    if plain.replica == "energy":
+        return Machine, {"features": X}, {"label": None, "algorithm": tw.ContrastiveDivergence()}
+    data = {"features": CATEGORIES if plain.categories else X, "label": Y} | ({"w": W} if plain.weighted else {})
+    return (table if plain.categories else net), data, {}
 
 
 @dataclass(frozen=True)
@@ -407,6 +505,58 @@ SECTIONS = [
         {
             name: {"optimizer": OPTIMIZERS_OF_SPARSE[name], "categories": True}
             for name in ("SGD, momentum", "Adam", "SparseAdam")
+        },
+        {
+            f"{placed}, {name}": GROUPED | placement | {"strategy": STRATEGIES[name]}
+            for placed, placement in PLACEMENTS.items()
+            for name in ("Synchronous", "ParameterTable, strict")
+        },
+    ),
+    Section(
+        "Learning-rate schedules and strategies",
+        f"{WORKERS} workers, whose schedules move after each step.",
+        {
+            f"{optimizer}, {name}": {
+                "optimizer": OPTIMIZERS[optimizer],
+                "scheduler": schedule,
+                "scheduler_every": "step",
+            }
+            for optimizer, names in (("SGD, momentum", SCHEDULES), ("AdamW", ("OneCycleLR", "SequentialLR, a warm-up")))
+            for name, schedule in SCHEDULES.items()
+            if name in names
+        },
+        {name: {"strategy": strategy} for name, strategy in STRATEGIES.items()},
+    ),
+    Section(
+        "Learning-rate schedules and placements",
+        "Four workers, two to a replica, with SGD and momentum.",
+        {
+            name: {"optimizer": OPTIMIZERS["SGD, momentum"], "scheduler": schedule, "scheduler_every": "step"}
+            for name, schedule in SCHEDULES.items()
+        },
+        {
+            f"{placed}, {name}": GROUPED | placement | {"strategy": STRATEGIES[name]}
+            for placed, placement in PLACEMENTS.items()
+            for name in ("Synchronous", "ParameterTable, strict")
+        },
+    ),
+    Section(
+        "Replicas and strategies",
+        f"{WORKERS} workers: a net of Caffe's, called with data and labels, and an energy model that learns by "
+        "contrastive divergence from rows which it makes up without drawing them.",
+        {
+            f"{replica}, {name}": {"optimizer": OPTIMIZERS[name], "replica": key}
+            for replica, key in (("Caffe net", "Caffe"), ("Contrastive divergence", "energy"))
+            for name in ("SGD, momentum", "AdamW", "LBFGS, strong Wolfe", "ConjugateGradient")
+        },
+        {name: {"strategy": strategy} for name, strategy in STRATEGIES.items()},
+    ),
+    Section(
+        "Replicas and placements",
+        "Four workers, two to a replica, with SGD and momentum.",
+        {
+            "Caffe net": {"optimizer": OPTIMIZERS["SGD, momentum"], "replica": "Caffe"},
+            "Contrastive divergence": {"optimizer": OPTIMIZERS["SGD, momentum"], "replica": "energy"},
         },
         {
             f"{placed}, {name}": GROUPED | placement | {"strategy": STRATEGIES[name]}

@@ -22,9 +22,11 @@ what the runs came to. A cell says one of two things:
 - **A number**: `fit` refuses the run with a `ConfigError` before a worker starts. The reason with that number says what
   to use instead.
 
-A test fails where a cell is neither, or is not what this page says. The tables leave out what virtual time cannot run:
-`exchange="spark"` and `Pipeline`. `Relay` and `Auto` are here with `sends="displacements"`; what they do with gradients
-is compared in `tests/simulated/test_joint_optimizer.py`.
+A test fails where a cell is neither, or is not what this page says. The tables leave out what virtual time cannot run,
+and what is not installed where they are made. Tests with real processes compare these: `Pipeline` with one process in
+`tests/unit/placement/test_placed.py`, `exchange="spark"` with the mesh in `tests/spark/test_spark_exchange.py`, and a
+Keras model with the same network of torch in `tests/e2e/test_keras.py`. `Relay` and `Auto` are here with
+`sends="displacements"`; what they do with gradients is compared in `tests/simulated/test_joint_optimizer.py`.
 """
 
 

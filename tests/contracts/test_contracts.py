@@ -158,10 +158,13 @@ def test_no_file_is_named_after_nothing() -> None:
 
 
 def test_nothing_unpickles_what_comes_from_a_network() -> None:
-    """The fork server reads the driver's pipe, a Spark task its closure, a saved model what the caller allowed."""
+    """The fork server reads the driver's pipe, a Spark task its closure, a saved model what the caller allowed.
+
+    The trial of a row copies the user's transform, which it has pickled itself.
+    """
     found = []
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and ast.unparse(node) in UNPICKLERS:
                 found.append(path.name)
-    assert sorted(found) == ["fork_server.py", "objects.py", "predict.py", "spark.py"]
+    assert sorted(found) == ["fork_server.py", "objects.py", "predict.py", "spark.py", "trial.py"]

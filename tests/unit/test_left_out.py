@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import thinwire as tw
@@ -21,11 +22,12 @@ RANDOM = np.random.default_rng(0)
 ROWS = {"x": RANDOM.normal(size=(120, 4)).astype(np.float32), "label": RANDOM.integers(0, 2, 120)}
 
 
-def run(*faults: tw.Fault, log: list[Any]) -> tw.Result:
+def run(*faults: tw.Fault, log: list[Any], **arguments: Any) -> tw.Result:
     cluster = tw.Simulated(workers=3, step_s=0.1, faults=faults, max_restarts=0)
     return tw.fit(
-        lambda: nn.Linear(4, 2), ROWS, validation=0.25, epochs=20, batch_size=5, cluster=cluster, callbacks=[log.append]
-    )
+        lambda: nn.Linear(4, 2), ROWS, epochs=20, batch_size=5, cluster=cluster, callbacks=[log.append],
+        **({"validation": 0.25} | arguments),
+    )  # fmt: skip
 
 
 def test_rows_of_a_worker_that_was_lost_are_said_to_be_left_out(
@@ -33,7 +35,7 @@ def test_rows_of_a_worker_that_was_lost_are_said_to_be_left_out(
 ) -> None:
     log: list[Any] = []
     with caplog.at_level(logging.WARNING, "thinwire"):
-        result = run(tw.Fault(at_s=5.0, worker=2), log=log)
+        result = run(tw.Fault(at_s=5.0, worker=2), log=log, restore_best=True)
     assert (result.summary["validation_rows"], result.summary["left_out"]) == (20, 10)
     evaluated = [event for event in log if isinstance(event, events.Evaluated)]
     assert [evaluated[0].left_out, evaluated[-1].left_out] == [0, 10]
@@ -41,6 +43,34 @@ def test_rows_of_a_worker_that_was_lost_are_said_to_be_left_out(
     assert sum(event.left_out == 10 for event in evaluated) > 3
     summary_table(result.summary)
     assert "20 of 30 rows" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("share", [0.25, 0.01], ids=["some rows", "the only row"])
+def test_the_driver_evaluates_the_rows_of_a_worker_that_was_lost(
+    share: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = {"x": ROWS["x"][:30], "label": ROWS["label"][:30]}
+    if share < 0.1:
+        held = {name: values[:1] for name, values in held.items()}
+    lost = [tw.Fault(at_s=5.0, worker=0)]  # it holds the only row
+    log: list[Any] = []
+    with caplog.at_level(logging.WARNING, "thinwire"):
+        result = run(*lost, log=log, validation=held)
+    rows = len(held["label"])
+    assert (result.summary["validation_rows"], result.summary["left_out"]) == (rows, 0)
+    assert f"the driver has evaluated all {rows} validation rows" in caplog.text
+    output = result.model(torch.from_numpy(held["x"])).detach()
+    wanted = nn.functional.cross_entropy(output, torch.from_numpy(held["label"])).item()
+    assert result.summary["val_loss"] == pytest.approx(wanted, rel=1e-5)
+    accuracy = (output.argmax(1).numpy() == held["label"]).mean()
+    assert result.summary["val_accuracy"] == pytest.approx(accuracy)
+
+
+def test_the_driver_computes_metrics_of_all_rows_from_their_sums() -> None:
+    result = run(tw.Fault(at_s=5.0, worker=2), log=[], metrics=["f1", "auc"])
+    assert result.summary["left_out"] == 0
+    assert 0 <= result.summary["val_f1"] <= 1
+    assert 0 <= result.summary["val_auc"] <= 1
 
 
 def test_nothing_is_left_out_of_a_run_without_losses() -> None:

@@ -147,7 +147,7 @@ def test_equal_replicas_have_equal_digests_and_others_do_not() -> None:
 
 
 def test_models_that_cannot_be_laid_out_are_refused_by_parameter() -> None:
-    with pytest.raises(ConfigError, match="no trainable parameter"):
+    with pytest.raises(ConfigError, match="no parameter that can be trained"):
         FlatParameters(nn.ReLU())
     with pytest.raises(ConfigError, match=r"'weight'.*float64"):
         FlatParameters(nn.Linear(2, 2).double())

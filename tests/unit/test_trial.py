@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from typing import Any
 
 import numpy as np
@@ -185,11 +186,67 @@ def test_a_column_of_text_is_refused_before_a_worker_starts() -> None:
     refused(linear(), words, "column 'label'.*must be numbers", loss="mse")
 
 
-def test_a_transform_of_the_users_own_is_not_called_on_the_driver() -> None:
-    called = []
-    with pytest.raises(ConfigError, match="optimizer gave"):
-        tw.fit(linear(), ROWS, cluster=HERE, transform=called.append, optimizer=lambda p: None)  # type: ignore[arg-type]
-    assert called == []
+CALLED: list[Any] = []
+
+
+def counting(columns: dict[str, Any]) -> dict[str, Any]:
+    """A transform that leaves something behind."""
+    CALLED.append(len(columns["x"]))
+    return {"x": columns["x"][:, :2], "label": columns["label"]}
+
+
+def test_a_transform_of_the_users_own_is_tried_as_a_copy() -> None:
+    called: list[Any] = []
+
+    def keeping(columns: dict[str, Any]) -> dict[str, Any]:
+        called.append(columns)
+        return counting(columns)
+
+    refused(
+        linear(), ROWS, r"cannot take a row of inputs=\['x'\]: 'x' of float32 in the shape \(2,\)", transform=keeping
+    )
+    refused(linear(), ROWS, r"inputs=\['x'\]: 'x' of float32 in the shape \(2,\)", transform=counting)
+    assert (called, CALLED) == ([], []), "a trial leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("transform", "told"),
+    [
+        (lambda columns: None, "the transform returned NoneType"),
+        (lambda columns: {"x": columns["x"]}, "column 'label' is not there after the transform"),
+        (lambda columns: columns | {"x": columns["x"][:1]}, "column 'x' has 1 rows after the transform"),
+        (lambda columns: columns | {"label": columns["label"] + 7}, "column 'label' after the transform has 7 values"),
+    ],
+    ids=["nothing", "a column short", "fewer rows", "labels beyond the outputs"],
+)
+def test_what_a_transform_makes_is_looked_at_on_the_driver(transform: Any, told: str) -> None:
+    refused(linear(), ROWS, told, transform=transform)
+
+
+def test_labels_are_looked_at_as_a_transform_makes_them() -> None:
+    names = np.array(["a", "b", "c"])[LABEL]
+    made = lambda columns: {"x": columns["x"], "label": torch.tensor([ord(n) - ord("a") for n in columns["label"]])}  # noqa: E731
+    here = tw.Local(workers=2, processes=False)
+    assert tw.fit(linear(), {"x": X, "label": names}, transform=made, cluster=here).summary["rows"] == 64
+
+
+def test_what_a_transform_raises_is_left_to_the_workers() -> None:
+    def failing(columns: dict[str, Any]) -> dict[str, Any]:
+        raise FileNotFoundError("a file that only workers have")
+
+    with pytest.raises(WorkerError, match="a file that only workers have"):
+        tw.fit(linear(), ROWS, transform=failing, cluster=tw.Local(workers=1, processes=False))
+
+
+def test_a_transform_that_cannot_be_copied_is_left_to_the_workers() -> None:
+    lock = threading.Lock()
+
+    def locked(columns: dict[str, Any]) -> dict[str, Any]:
+        with lock:
+            return columns
+
+    result = tw.fit(linear(), ROWS, transform=locked, cluster=tw.Local(workers=1, processes=False))
+    assert result.summary["rows"] == 64
 
 
 @pytest.mark.parametrize(
@@ -230,7 +287,7 @@ def test_batch_normalisation_of_single_rows_is_refused() -> None:
 
 
 def test_a_model_of_float64_is_refused_with_how_to_make_it_float32() -> None:
-    refused(lambda: nn.Linear(4, 3).double(), ROWS, r"give the model parameters of float32 too: model\.float\(\)")
+    refused(lambda: nn.Linear(4, 3).double(), ROWS, r"torch\.float64.*as by model\.float\(\)", ConfigError)
 
 
 class Boom(nn.Linear):

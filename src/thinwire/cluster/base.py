@@ -197,6 +197,7 @@ class DriverData:
             label=wanted.label,
             labels=wanted.labels,
             nullable=wanted.nullable,
+            weight=wanted.weight,
         )
         rows = sum(f.num_rows for f in files), sum(f.num_validation_rows for f in files)
         if self._shared_disk:

@@ -39,6 +39,12 @@ def named_pair(features: Any, label: Any) -> dict[str, Any]:
 def column_of_array(name: str, values: Any) -> Any:
     """One Arrow column; raises DataError with its name where Arrow has no such type."""
     array = _as_numpy(values)
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        missing = int(np.ma.getmaskarray(values).sum())
+        raise DataError(
+            f"array {name!r} is masked, with {missing} values that are missing; a value is needed in every row. Fill "
+            "them (array.filled(0)), or leave those rows out."
+        )
     if array.ndim == 0 or 0 in array.shape[1:]:
         raise DataError(
             f"array {name!r} has shape {tuple(array.shape)}; the first dimension counts rows and the others "

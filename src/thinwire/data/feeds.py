@@ -16,6 +16,7 @@ from thinwire.data.columns import Nullable, prepared, refuse_nulls
 from thinwire.data.labels import look_at
 from thinwire.data.shards import ShardWriter
 from thinwire.data.split import ShardFiles
+from thinwire.data.weights import Weights
 from thinwire.errors import DataError, nearest
 from thinwire.replicas.labels import ANY, Labels, WrongLabels
 
@@ -51,6 +52,8 @@ class Wanted(NamedTuple):
     """Determines the shape of the model's output before rows are dealt out."""
     nullable: Nullable = False
     """Columns that may have nulls, because a transform fills them."""
+    weight: str | None = None
+    """The column of row weights, which is checked; None checks none."""
 
     def measured(self, first: Any | None) -> Wanted:
         """This request with what the first row tells; `first` is a record batch with the columns of this run."""
@@ -101,11 +104,11 @@ class Server:
     """The driver's side of `Fetched`."""
 
     def __init__(self, files: Sequence[ShardFiles]) -> None:
-        self._files = files
+        self.files = files
 
     def piece(self, worker: int, name: str, index: int) -> tuple[bytes, int]:
         """One piece of a worker's file, and the number of pieces; no bytes and 0 pieces where there is no such file."""
-        files = self._files[worker]
+        files = self.files[worker]
         path = {TRAIN: files.train, VALIDATION: files.validation}.get(name)  # `name` is a key, never a path
         count = 0 if path is None else max(1, -(-os.path.getsize(path) // PIECE_BYTES))
         if path is None or not 0 <= index < count:
@@ -143,11 +146,14 @@ class Streamed:
         random = np.random.Generator(np.random.Philox([wanted.seed, worker]))
         seen = held = 0
         wrong = WrongLabels(wanted.labels, f"column {wanted.label!r} of worker {worker}'s rows")
+        weights = None if wanted.weight is None else Weights(wanted.weight, f" of worker {worker}'s rows")
         for batch in given:
             rows = prepared(batch, names)
             refuse_nulls(rows, seen, wanted.nullable)
             if wanted.label is not None:
                 look_at(rows, wanted.label, wrong)
+            if weights is not None:
+                weights.look_at(rows)
             seen += rows.num_rows
             if not apart:
                 writers[0].write(rows)
@@ -162,6 +168,8 @@ class Streamed:
             writers[0].write(rows.filter(pa.array(~mask)))
             writers[1].write(rows.filter(pa.array(mask)))
         wrong.refuse()
+        if weights is not None:
+            weights.refuse(all_rows=False)
         counts = [writer.close() for writer in writers]
         return ShardFiles(paths[0], paths[1] if apart else None, counts[0], counts[1] if apart else 0, wrong.same)
 

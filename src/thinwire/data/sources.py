@@ -81,7 +81,17 @@ def open_source(data: object) -> Source:
     table = collected(data) if is_rdd(data) else _table(data)
     if table is None:
         raise DataError(f"data is a {type(data).__module__}.{type(data).__name__}; {_ALLOWED} is allowed. Convert it.")
+    _refuse_twice(table.schema.names)
     return TableSource(table)
+
+
+def _refuse_twice(names: Sequence[str]) -> None:
+    twice = [name for name in dict.fromkeys(names) if list(names).count(name) > 1]
+    if twice:
+        raise DataError(
+            f"column {twice[0]!r} is in the data {list(names).count(twice[0])} times; columns are read by name, and "
+            "each needs one of its own. Rename or drop the others."
+        )
 
 
 def select(source: Source, columns: Sequence[str]) -> Source:
@@ -201,6 +211,7 @@ def _is_path(text: str) -> bool:
 def _table(data: object) -> Any:
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(data, pandas.DataFrame):
+        _refuse_twice([str(name) for name in data.columns])
         return pa.Table.from_pandas(data, preserve_index=False).replace_schema_metadata(None)
     if isinstance(data, pa.Table):
         return data

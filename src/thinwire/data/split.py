@@ -15,6 +15,7 @@ from thinwire.data.columns import Nullable, refuse_nulls, refuse_other_schema
 from thinwire.data.labels import look_at
 from thinwire.data.shards import SMALL_BYTES, ShardWriter, rechunk
 from thinwire.data.sources import Source, plain, select
+from thinwire.data.weights import Weights
 from thinwire.errors import ConfigError, DataError
 from thinwire.replicas.labels import ANY, Labels, WrongLabels, nothing_to_learn
 
@@ -43,6 +44,7 @@ def split(
     label: str | None = None,
     labels: Labels = ANY,
     nullable: Nullable = False,
+    weight: str | None = None,
 ) -> list[ShardFiles]:
     """Deals the rows of a source out to `workers` shards in `directory`, every row to one shard.
 
@@ -60,6 +62,7 @@ def split(
         label: The label column, which is checked for values that the loss cannot take; None checks none.
         labels: The labels that the loss takes.
         nullable: Columns that may have nulls because a transform fills them.
+        weight: The column of row weights, which is checked; None checks none.
 
     Raises:
         ConfigError: `workers`, `seed` or the share is out of range.
@@ -80,7 +83,7 @@ def split(
         for kind in ("train", "validation") if share or apart is not None else ("train",):
             shard_sets.append(_ShardSet(directory, kind, source.schema, workers, nullable))
         random = np.random.Generator(np.random.Philox(seed))
-        look = functools.partial(_checked, label=label, labels=labels, nullable=nullable)
+        look = functools.partial(_checked, label=label, labels=labels, nullable=nullable, weight=weight)
         _deal(look(source, of=""), source.num_rows, shard_sets, num_held, random)
         if apart is not None:
             _deal(look(apart, of=" of the validation data"), apart.num_rows, shard_sets[1:], 0, random)
@@ -156,15 +159,22 @@ def _deal(
         )
 
 
-def _checked(source: Source, *, label: str | None, labels: Labels, nullable: Nullable, of: str) -> Iterator[Any]:
+def _checked(
+    source: Source, *, label: str | None, labels: Labels, nullable: Nullable, weight: str | None, of: str
+) -> Iterator[Any]:
+    weights = None if weight is None else Weights(weight, of)
     first_row, wrong = 0, WrongLabels(labels, f"column {label!r}{of}")
     for batch in source.batches():
         refuse_nulls(batch, first_row, nullable)
         if label is not None:
             look_at(batch, label, wrong)
+        if weights is not None:
+            weights.look_at(batch)
         first_row += batch.num_rows
         yield batch
     wrong.refuse()
+    if weights is not None:
+        weights.refuse(all_rows=True)
     if wrong.same is not None and not of and label is not None:
         warnings.warn(nothing_to_learn(label, first_row, wrong.same), stacklevel=2)
 

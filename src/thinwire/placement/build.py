@@ -21,8 +21,9 @@ from thinwire.placement.portions import Portion, whole
 from thinwire.planning.graph import RECURRENT, Graph, Layer
 from thinwire.planning.partition import Partitionable, is_partitionable, partition_of
 from thinwire.planning.planner import WAYS, Connection, connections
-from thinwire.planning.tracing import traced_of
+from thinwire.planning.tracing import is_layer, traced_of
 from thinwire.replicas.calls import takes_names
+from thinwire.replicas.hooks import hooked
 
 REMEDY = "use layers that know their mode, such as nn.Dropout and nn.BatchNorm2d, instead of functions of self.training"
 Value = Callable[[Tensor], Tensor]
@@ -296,6 +297,8 @@ def refuse_unreadable(placement: Placement, model: nn.Module | Callable[[], nn.M
         for each in network.modules():
             if reason := "its inputs are passed by name" if takes_names(each) else getattr(each, "only_whole", ""):
                 raise ConfigError(f"{type(each).__name__} cannot be placed: {reason}; use placement=tw.Whole()")
+        _refuse_parameters(network)
+        _refuse_hooks(network)
         switched(network, inputs)
         (end,) = [node for node in traced_of(network, inputs).graph.nodes if node.op == "output"]
     if isinstance(placement, Pipeline) and not isinstance(end.args[0], fx.Node):
@@ -303,6 +306,34 @@ def refuse_unreadable(placement: Placement, model: nn.Module | Callable[[], nn.M
             f"{type(network).__name__} gives several values, and the last stage of a pipeline gives one tensor; use "
             "placement=tw.Planned(…), or give one tensor"
         )
+
+
+def _refuse_parameters(network: nn.Module) -> None:
+    """Refuses parameters whose type, or whose hooks, members' shares of them would not have."""
+    names = hooked(network)
+    if names:
+        raise ConfigError(
+            f"parameter {names[0]!r} of {type(network).__name__} has a hook on its gradient, and a placement gives "
+            "members shares of the parameters; leave the hook out, or use placement=tw.Whole()"
+        )
+    for name, parameter in network.named_parameters():
+        if parameter.requires_grad and parameter.dtype != torch.float32:
+            raise ConfigError(
+                f"parameter {name!r} is {parameter.dtype}, and a placement trains float32: model.float(), or "
+                "placement=tw.Whole()"
+            )
+
+
+def _refuse_hooks(network: nn.Module) -> None:
+    """Refuses hooks that a placed network would not have: it is made of the layers that the whole one calls."""
+    for name, module in network.named_modules():
+        around = module._backward_hooks or module._backward_pre_hooks
+        around = around or (module is network and (module._forward_hooks or module._forward_pre_hooks))
+        if around and not is_layer(module, name):
+            raise ConfigError(
+                f"{type(module).__name__} has a hook, and a placement calls the layers inside it; put the hook on a "
+                "layer of torch.nn, or use placement=tw.Whole()"
+            )
 
 
 def stage_of(

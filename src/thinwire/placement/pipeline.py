@@ -209,7 +209,9 @@ class StageReplica(GroupReplica):
         if not len(rows) or not self._weights[member]:
             return output.sum() * 0.0
         label, weight = (None if each is None else each[rows] for each in self._labels)
-        counted = float(len(rows) if weight is None else weight.sum())
+        counted = self.objective.weight_of(label, weight, len(rows))
+        if not counted:
+            return output.sum() * 0.0
         return self.objective.mean(output[valid], label, weight) * (counted / sum(self._weights))
 
     def _handed(self, x: Tensor, to: int, rows: Sequence[int]) -> Tensor:

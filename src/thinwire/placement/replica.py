@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -114,7 +115,7 @@ class GroupReplica(TorchReplica, ABC):
         """Begins a pass: members exchange their rows, the rows' weight, and further numbers."""
         rows, weight = (batch or self.spare).num_rows, 0.0
         if batch is not None:
-            weight = float(rows if batch.weight is None else batch.weight.sum())
+            weight = self.weight_of(batch)
         told = self.crew.tell([rows, weight, *said])
         self.crew.rows = [int(each[ROWS]) for each in told]
         total = sum(each[WEIGHT] for each in told)
@@ -253,11 +254,15 @@ class ShardedReplica(GroupReplica):
         self._equip(spec, worker, Part(own, kept), whole)
 
     def _wait_for_parameters(self) -> None:
-        """Makes each layer wait, when it is called, for the buckets of its own parameters."""
+        """Makes each layer wait, when it is called, for the buckets of its own parameters.
+
+        Parameters that the network reads itself, such as those of an `nn.ParameterList`, or those of a layer that the
+        network does not call, are waited for before its first layer.
+        """
         of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
-        loose = {id(p) for p in self.module._parameters.values()}
-        for module in self.module.children():
-            loose -= {id(p) for p in module.parameters()}
+        network = self._parts.module
+        read = [str(node.target) for node in network.graph.nodes if node.op == "get_attr"]
+        loose = {id(operator.attrgetter(name)(network)) for name in read}
         self._at_once = {of[i] for i in loose if i in of}
         for module in self.module.modules():
             # some layers read the parameters of their sublayers

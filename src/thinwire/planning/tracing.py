@@ -39,7 +39,7 @@ class _Tracer(fx.Tracer):
         self._drawn = _generators()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return bool(getattr(m, "as_one_layer", False)) or super().is_leaf_module(m, module_qualified_name)
+        return is_layer(m, module_qualified_name)
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
         names = input_names(self.root, self._inputs)
@@ -54,6 +54,11 @@ class _Tracer(fx.Tracer):
         if isinstance(a, Tensor) and a.requires_grad and not isinstance(a, nn.Parameter):
             raise _FrozenError("a tensor was computed from parameters that were not taken from a module by name")
         return super().create_arg(a)
+
+
+def is_layer(module: nn.Module, name: str) -> bool:
+    """Whether a module is called as one layer, rather than looked into."""
+    return bool(getattr(module, "as_one_layer", False)) or fx.Tracer().is_leaf_module(module, name)
 
 
 def _generators() -> tuple[Any, ...]:

@@ -63,6 +63,25 @@ def called(module: nn.Module, batch: Any) -> Any:
     return module(*given, **named)
 
 
+def called_under(
+    module: nn.Module, values: Mapping[str, Tensor], given: tuple[Any, ...], named: Mapping[str, Any] | None = None
+) -> Any:
+    """A network's output under other values of its parameters and buffers, given by their first names.
+
+    `torch.func.functional_call` resolves shared tensors itself, by every name that they have. Where one layer is
+    registered under two names it then leaves the other values in the layer: it swaps them in twice, and the second swap
+    takes them for the layer's own.
+    """
+    first = {id(t): name for name, t in (*module.named_parameters(), *module.named_buffers())}
+    everywhere = {}
+    for path, layer in module.named_modules():
+        for own, tensor in (*layer._parameters.items(), *layer._buffers.items()):
+            name = first.get(id(tensor), "")
+            if name in values:
+                everywhere[f"{path}.{own}" if path else own] = values[name]
+    return torch.func.functional_call(module, everywhere, given, dict(named or {}), tie_weights=False)
+
+
 def scores(output: Any) -> Any:
     """The tensor of an output: its `logits` where it has several by name, and else the output as it is.
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.errors import ConfigError
-from thinwire.replicas.algorithms import Memory
+from thinwire.replicas.algorithms import BackPropagation, Memory
 from thinwire.replicas.objectives import Objective
 from thinwire.replicas.owed import Owed
 from thinwire.replicas.spec import TrainSpec
@@ -73,7 +73,9 @@ class Gradients:
         """Makes the gradients of a batch's loss times a scale, piece by piece; returns the loss, read on a CPU only."""
         self._clear()
         pieces = pieces_of(batch, self._spec.accumulate)
-        whole = self._spec.algorithm.weight_of(batch) if len(pieces) > 1 else 1.0
+        if len(pieces) > 1:  # the mean of a piece in which no label counts is not a number
+            pieces = [piece for piece in pieces if self.weight_of(piece)] or [batch]
+        whole = self.weight_of(batch) if len(pieces) > 1 else 1.0
         total: Tensor | None = None
         for piece in pieces:
             with self.autocast():
@@ -82,7 +84,7 @@ class Gradients:
             if self._searches:
                 self._fresh = loss.detach()
             if len(pieces) > 1:
-                share = self._spec.algorithm.weight_of(piece) / whole if whole else 0.0
+                share = self.weight_of(piece) / whole if whole else 0.0
                 loss, shown = loss * share, shown * share
             total = shown.detach() if total is None else total + shown.detach()
             # gradients may be on their way as soon as they are made
@@ -90,6 +92,12 @@ class Gradients:
                 self.backward(loss * scale if scale != 1.0 else loss)
         assert total is not None
         return (total.item() if self._device.type == "cpu" else None), total
+
+    def weight_of(self, batch: Any) -> float:
+        """What the gradient of a batch counts beside the gradients of other batches."""
+        if type(self._spec.algorithm) is BackPropagation:
+            return self._objective.weight_of(batch.label, batch.weight, batch.num_rows)
+        return self._spec.algorithm.weight_of(batch)
 
     def _scaled(self, batch: Any) -> float:
         """The gradient of a loss that is scaled so that small gradients do not vanish in float16."""

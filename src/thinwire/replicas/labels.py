@@ -20,6 +20,8 @@ IGNORED = -100
 """What torch leaves out of a loss over classes unless told otherwise."""
 _WIDER = {"f2": np.float32, "b1": np.uint8}
 """Types that cannot be compared with every number, by kind and bytes."""
+MOST_OFF = 1e-2
+"""By which the probabilities of a row's classes may differ from 1 together: some were stored in few bits."""
 SHOWN = 3
 """Different wrong values in a message."""
 
@@ -85,18 +87,29 @@ class Labels:
         floating = values.dtype.kind == "f"
         values = values.astype(_WIDER.get(values.dtype.kind + str(values.itemsize), values.dtype), copy=False)
         if self.share:
-            return np.asarray((values < 0) | (values > 1))  # what is no number is a loss that is not finite
+            return ~np.asarray((values >= 0) & (values <= 1))
+        if self.kind == "numbers":
+            return np.asarray(~np.isfinite(values))
         if not self.are_classes(values.shape[1:], floating):
-            return np.zeros(values.shape, bool)
+            return self._wrong_shares(values)
         most = self.num_classes if self.num_classes is not None else 2.0**63 if floating else 2**63
         found = np.asarray((values < 0) | (values >= most))
         if floating:
             found |= ~np.isfinite(values) | (values != np.floor(values))
         return found if self.ignored is None else found & (values != self.ignored)
 
+    def _wrong_shares(self, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Which values are not a class's probability, or of a row whose probabilities are not 1 together."""
+        if not self.soft or values.ndim < 2:
+            return np.zeros(values.shape, bool)
+        found = ~np.asarray((values >= 0) & (values <= 1))
+        total = values.sum(1, keepdims=True, dtype=np.float64)
+        alone = np.broadcast_to(~(np.abs(total - 1) <= MOST_OFF), values.shape)
+        return np.asarray(found | alone)
+
     def refuse_wrong(self, where: str, label: Tensor) -> None:
         """Raises a DataError where a batch's labels are no classes; `where` is what the message begins with."""
-        if self.kind == "classes" or self.share:
+        if self.kind != "any":
             count = WrongLabels(self, where)
             values = label.detach().cpu()
             count.add((values.float() if values.dtype == torch.bfloat16 else values).numpy())
@@ -117,7 +130,7 @@ class WrongLabels:
         self._rows = self._count = 0
         self._examples: dict[str, int] = {}
         self._first: np.ndarray[Any, Any] | None = None
-        self._differ = False
+        self._differ = self._shares = False
 
     def add(self, values: np.ndarray[Any, Any]) -> None:
         """Looks at some more, rows first."""
@@ -127,6 +140,8 @@ class WrongLabels:
         wrong = self.labels.wrong(values)
         if count := int(np.count_nonzero(wrong)):
             self._count += count
+            floating = values.dtype.kind == "f"
+            self._shares = self.labels.kind == "classes" and not self.labels.are_classes(values.shape[1:], floating)
             for at in np.argwhere(wrong):
                 self._examples.setdefault(str(values[tuple(at)].item()), self._rows + int(at[0]))
                 if len(self._examples) == SHOWN:
@@ -154,6 +169,18 @@ class WrongLabels:
             return (
                 f"{self._where} has {found}, of {self._rows} rows: {shown}. {loss} takes 0, 1, or a probability. Make "
                 "labels of two classes 0 and 1; for more classes use loss='cross_entropy', for quantities 'mse'."
+            )
+        if self.labels.kind == "numbers":
+            found = values.replace("that is", "that is not finite").replace("that are", "that are not finite")
+            return (
+                f"{self._where} has {found}, of {self._rows} rows: {shown}. {loss} takes finite numbers. Leave those "
+                "rows out, or fill them."
+            )
+        if self._shares:
+            return (
+                f"{self._where} has {values} no probability of a class, of {self._rows} rows: {shown}. {loss} takes "
+                "whole numbers from 0, one a class, or for each class a probability from 0 to 1, together 1. For "
+                "several classes of a row at once use loss='bce_with_logits'."
             )
         allowed, advice = "from 0 on", "Index the labels from 0 (StringIndexer, pandas.factorize)"
         if classes == 1:
@@ -190,6 +217,32 @@ def labels_of(loss: object) -> Labels:
         ignored = settings.get("ignore_index", getattr(given, "ignore_index", IGNORED))
         taken = replace(taken, ignored=int(ignored))
     return replace(taken, loss=name)
+
+
+def counted_of(loss: object) -> Callable[[Tensor], Tensor] | None:
+    """What the mean of a loss over classes is divided by, from a batch's labels; None where it is their number.
+
+    torch divides by the weights of the classes at hand, and leaves out labels that are ignored: two batches of equally
+    many rows count differently.
+
+    >>> counted = counted_of(nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0])))
+    >>> counted(torch.tensor([0, 1, 1, -100]))
+    tensor(7.)
+    """
+    given, settings = _bare(loss)
+    _, taken = _known(given)
+    if taken not in (_SOFT, _CLASSES) or settings.get("reduction", getattr(given, "reduction", "mean")) != "mean":
+        return None
+    weight, ignored = settings.get("weight", getattr(given, "weight", None)), labels_of(loss).ignored
+
+    def counted(label: Tensor) -> Tensor:
+        kept = torch.ne(label, ignored if ignored is not None else IGNORED)
+        if weight is None:
+            return kept.sum().float()
+        found: Tensor = weight.to(label.device)[label * kept] * kept
+        return found.sum()
+
+    return counted
 
 
 ANY = Labels()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from thinwire.errors import ConfigError
 from thinwire.replicas.algorithms import Algorithm, Memory
-from thinwire.replicas.calls import unwrapped
+from thinwire.replicas.calls import called_under, unwrapped
 from thinwire.replicas.objectives import Objective
 
 _HOMES = ("lightning", "pytorch_lightning")
@@ -180,7 +180,7 @@ class TrainingStep(Algorithm):
         within = _Step(given, lambda batch, number: _called(step, batch, number))
         with _logged(given) as logged:
             named = {f"_orig_mod.{name}": value for name, value in values.items()}
-            found = _loss_of(torch.func.functional_call(within, named, (Columns.of(batch), 0)))
+            found = _loss_of(called_under(within, named, (Columns.of(batch), 0)))
         told = (
             {name if name.startswith("val_") else f"val_{name}": value for name, value in logged.items()} if own else {}
         )

@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler
 
 from thinwire.errors import ConfigError, DataError, nearest
 from thinwire.replicas.calls import own_loss, scores
-from thinwire.replicas.labels import labels_of
+from thinwire.replicas.labels import counted_of, labels_of
 from thinwire.replicas.metrics import F1, metric
 from thinwire.replicas.quantiles import QUANTILES
 from thinwire.replicas.rankings import AUC, AVERAGE_PRECISION
@@ -112,6 +112,24 @@ class Objective:
         self._loss = loss
         self._labels = labels_of(loss)
         self._of_scores = isinstance(loss, str) or self._labels.kind != "any"
+        self._counted = counted_of(loss)
+
+    @property
+    def knows_weights(self) -> bool:
+        """Whether `weight_of` is what the loss divides by; one that is not torch's own over classes does not say."""
+        return self._counted is not None
+
+    def weight_of(self, label: Tensor | None, weight: Tensor | None, num_rows: int) -> float:
+        """What a batch's mean loss counts by beside the means of other batches.
+
+        It is the rows, their weights, or what a loss over classes divides by, in rows: its weights of the classes at
+        hand, and positions whose label is not ignored.
+        """
+        if weight is not None:
+            return float(weight.sum())
+        if self._counted is None or label is None or not label.numel() or label.is_floating_point():
+            return float(num_rows)
+        return float(self._counted(label)) * num_rows / label.numel()
 
     def mean(self, output: Any, label: Tensor | None, weight: Tensor | None) -> Tensor:
         """The batch's loss; with weights, Σ w·l / Σ w."""
@@ -160,7 +178,8 @@ class Objective:
         if weight is not None:
             rows = self.rows(output, label)
             return float((rows * weight).sum()), float(weight.sum())
-        return float(self.mean(output, label, None)) * num_rows, float(num_rows)
+        counted = self.weight_of(label, None, num_rows)
+        return (float(self.mean(output, label, None)) * counted if counted else 0.0), counted
 
 
 def _own(output: Any) -> Tensor:
@@ -208,7 +227,7 @@ class NamedOptimizer:
         try:
             made: torch.optim.Optimizer = OPTIMIZERS[self.name](parameters, **self.settings)
             return made
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, LookupError) as error:
             raise ConfigError(f"train.optimizer {self.name!r} does not take {self.settings}: {error}") from error
 
     def __repr__(self) -> str:
@@ -292,6 +311,17 @@ class NamedScheduler:
             ConfigError: A length is a share of the run, and how long that is is not known.
         """
         given = [*(self._length if isinstance(self._length, list | tuple) else [self._length]), self.warmup]
+        key = LENGTHS.get(self.name, "")
+        if not isinstance(self._length, list | tuple | None) and self._length <= 0:
+            raise ConfigError(
+                f"train.scheduler.{key} = {self._length!r} is not possible; use a whole number of 1 or more, or a "
+                "share of the run up to 1.0"
+            )
+        if self.name == "onecycle" and length is not None and isinstance(self._length, int) and self._length < length:
+            raise ConfigError(
+                f"train.scheduler.total_steps = {self._length} is less than the {length} {self.every}s of the run, and "
+                "torch's one cycle moves no further; use total_steps = 1.0, which is the whole run"
+            )
         if length is None:
             if any(map(_is_share, given)):
                 raise ConfigError(
@@ -300,7 +330,7 @@ class NamedScheduler:
                     f"{'steps' if self.every == 'step' else 'epochs'} to the run"
                 )
             return self
-        warmup, key = _of_the_run(self.warmup, length), LENGTHS.get(self.name, "")
+        warmup = _of_the_run(self.warmup, length)
         settings, ends = dict(self.settings), self.name == "cosine" and key not in self.settings
         if ends:
             settings[key] = max(1, length - warmup)

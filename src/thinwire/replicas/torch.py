@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from thinwire.errors import ConfigError
 from thinwire.parameters import Buffers, FlatParameters
 from thinwire.replicas.algorithms import Memory
-from thinwire.replicas.calls import arguments, takes_names
+from thinwire.replicas.calls import arguments, called_under, takes_names
 from thinwire.replicas.evaluation import Sums, Tally, in_mode, measured_anew, norms_of
 from thinwire.replicas.flaws import Flaw, flaw_of
 from thinwire.replicas.gradients import Gradients
@@ -165,6 +165,10 @@ class TorchReplica:
         """Computes the gradient of a batch's mean loss, and returns that loss; none of a loss that is not finite."""
         return self.gradients.make(batch, self.steps)
 
+    def weight_of(self, batch: Any) -> float:
+        """What the gradient of a batch counts beside the gradients of other batches."""
+        return self.gradients.weight_of(batch)
+
     def update(self, evaluate: Callable[[], Tensor] | None = None) -> None:
         """Takes the optimizer step on the gradients as they are now; `evaluate` makes them anew where it needs that."""
         self.clip()
@@ -222,7 +226,7 @@ class TorchReplica:
                     own = self.spec.algorithm.evaluate(self.module, names, batch)
                     if own is None:
                         given, named = arguments(self.network, batch)
-                        output = torch.func.functional_call(self.module, names, given, named)
+                        output = called_under(self.module, names, given, named)
                 if own is None:
                     tally.add(batch, output)
                 else:
@@ -237,7 +241,7 @@ class TorchReplica:
         with measured_anew(self.module), torch.no_grad():
             for batch in batches:
                 given, named = arguments(self.network, batch)
-                torch.func.functional_call(self.module, names, given, named)
+                called_under(self.module, names, given, named)
 
     def state_of(self, model: Tensor, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
         """The module's state_dict with a joint model's parameters and buffers in place of its own, without the base."""
@@ -293,17 +297,51 @@ def optimizer_of(
     factory: OptimizerFactory, parameters: list[nn.Parameter], device: torch.device
 ) -> torch.optim.Optimizer:
     """What a factory makes of a module's parameters, on their device."""
+    trained = [parameter.requires_grad for parameter in parameters]
     made = factory(iter(parameters))
     if not isinstance(made, torch.optim.Optimizer):
-        raise ConfigError(f"train.optimizer gave {type(made).__name__}; it must return a torch optimizer")
-    known = {id(p) for p in parameters}
-    strange = sum(id(p) not in known for group in made.param_groups for p in group["params"])
+        raise ConfigError(
+            f"optimizer gave a {type(made).__name__}; it must return a torch optimizer: "
+            "lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
+        )
+    refuse_held(made, parameters, trained)
+    for group in made.param_groups:
+        if device.type == "cpu" and group.get("capturable"):
+            group["capturable"] = False  # for CUDA graphs, and torch refuses to step on a CPU with it
+    return made
+
+
+def refuse_held(made: torch.optim.Optimizer, parameters: list[nn.Parameter], trained: list[bool]) -> None:
+    """Refuses an optimizer that holds what it should not, or does to parameters what is not its own to do.
+
+    Args:
+        made: the optimizer.
+        parameters: the model's.
+        trained: which of them required a gradient before it was made.
+    """
+    name, held = type(made).__name__, [p for group in made.param_groups for p in group["params"]]
+    strange = len({id(p) for p in held} - {id(p) for p in parameters})
     if strange:
         raise ConfigError(
             f"train.optimizer holds {strange} parameters that are not the model's; every worker trains a model of its "
             "own: make the optimizer from the parameters that the function is given"
         )
-    for group in made.param_groups:
-        if device.type == "cpu" and group.get("capturable"):
-            group["capturable"] = False  # for CUDA graphs, and torch refuses to step on a CPU with it
-    return made
+    rates = [float(group["lr"]) for group in made.param_groups if isinstance(group.get("lr"), float | Tensor)]
+    if not all(map(math.isfinite, rates)):
+        raise ConfigError(
+            f"train.optimizer {name} has a learning rate that is not finite, {rates}; use one of 0 or more"
+        )
+    if len({id(p) for p in held}) < len(held):
+        raise ConfigError(
+            f"train.optimizer {name} holds a parameter twice, and would step it twice; give each parameter once"
+        )
+    if any(p.requires_grad != before for p, before in zip(parameters, trained, strict=True)):
+        raise ConfigError(
+            f"the function that makes the optimizer {name} changes which parameters require a gradient; workers "
+            "exchange those that did before: set requires_grad where the model is made"
+        )
+    if any(group.get("differentiable") for group in made.param_groups):
+        raise ConfigError(
+            f"train.optimizer {name} has differentiable = True, with which torch does not step the parameters of a "
+            "model; leave it out"
+        )

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from thinwire.replicas.calls import called_under
+
 NARROW = (torch.bfloat16, torch.float16)
 FIRST_SCALE, MOST_SCALE = 65536.0, 2.0**24
 GROWS_AFTER = 2000
@@ -29,7 +31,7 @@ class Narrowed(nn.Module):
     def forward(self, *given: Any, **named: Any) -> Any:
         own = dict(self._orig_mod.named_parameters())
         rounded = {name: own[name].to(kind) for name, kind in self._types.items()}
-        return torch.func.functional_call(self._orig_mod, rounded, given, named)
+        return called_under(self._orig_mod, rounded, given, named)
 
 
 def rounded(values: Mapping[str, Tensor], types: Mapping[str, torch.dtype]) -> dict[str, Tensor]:

@@ -20,12 +20,15 @@ from thinwire.parameters import FlatParameters, Fragment
 
 Factory = Callable[[Any], torch.optim.Optimizer]
 STEP = "step"
+BY_ANOTHER = "steps by another optimizer"
 WAYS = ("foreach", "fused", "capturable", "differentiable")
 """Settings that say how an optimizer computes, and not what."""
 NO_GROUP = -1
 """In place of a group's number: the optimizer does not hold these parameters."""
 
 
+_KNOWN = {*vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))])), "step", "_opt_called", "_step_count"}
+"""Attributes that every optimizer of torch has, and those that schedulers and scalers add."""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 MOVING = ("lr", "betas", "momentum")
 """Settings of a group that schedules move."""
@@ -264,6 +267,8 @@ class FlatOptimizer:
         name, advice = type(self._made).__name__, "use an optimizer such as SGD, Adam, AdamW, Adagrad or RMSprop"
         if getattr(self.factory, "on_workers_only", False):
             return f"{name}'s rates differ by parameter; {advice}"
+        if hidden := hidden_by(self):
+            return f"{name} {hidden}; {advice}"
         if not self.is_elementwise:
             return f"{name} steps the numbers of a tensor together; {advice}"
         try:
@@ -340,6 +345,50 @@ class FlatOptimizer:
                     "servers use an optimizer such as SGD, Adam, AdamW, Adagrad or RMSprop"
                 )
         return tuple(found)
+
+
+def hidden_by(rule: FlatOptimizer) -> str:
+    """What an optimizer steps by that is neither in its groups nor in its state, in words; empty for nothing."""
+    own = {name: value for name, value in vars(rule._made).items() if name not in _KNOWN}
+    inner = [name for name, value in own.items() if _holds_optimizer(value)]
+    if inner:
+        return f"{BY_ANOTHER}, {inner[0]!r}, inside it"
+    probe = nn.Parameter(torch.ones(3))
+    optimizer = rule._rule(0, [probe])
+    with contextlib.suppress(Exception):
+        vars(optimizer).update(copy.deepcopy(own))
+    before = {name: _numbers(vars(optimizer).get(name)) for name in own}
+    try:
+        probe.grad = torch.ones(3)
+        optimizer.step()
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+        return ""  # told of elsewhere
+    changed = [n for n, v in vars(optimizer).items() if n not in _KNOWN and _numbers(v) != before.get(n)]
+    return f"keeps {changed[0]!r} outside its state" if changed else ""
+
+
+def draws(rule: FlatOptimizer) -> bool:
+    """Whether a step of an optimizer takes random numbers from torch's generator."""
+    with torch.random.fork_rng(devices=()):
+        before = torch.get_rng_state()
+        rule._stepped(0, [torch.ones(4, 3)], torch.ones(1, 1, 4, 3))
+        return not torch.equal(before, torch.get_rng_state())
+
+
+def _holds_optimizer(value: Any) -> bool:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
+    return any(isinstance(each, torch.optim.Optimizer) for each in inside)
+
+
+def _numbers(value: Any) -> Any:
+    """The numbers that a value holds, in a form that can be compared."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape), tuple(value.detach().flatten().tolist())
+    if isinstance(value, Mapping):
+        return tuple((repr(key), _numbers(each)) for key, each in value.items())
+    if isinstance(value, list | tuple | set):
+        return tuple(map(_numbers, value))
+    return value if isinstance(value, bool | int | float | str) else None
 
 
 def seated(

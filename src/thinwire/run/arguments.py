@@ -61,6 +61,11 @@ def _model(key: str, given: Any) -> Any:
         model_by_name(given)
     elif not (isinstance(given, nn.Module) or is_keras(given) or callable(given)):
         raise refused(key, given, "an nn.Module, a function that makes one, or a built-in name such as 'cnn8'")
+    elif isinstance(given, torch.jit.ScriptModule):
+        raise ConfigError(
+            f"{key} is a module of torch.jit, whose parameters cannot be put into one vector; give the module that it "
+            "was made of, and script the trained one"
+        )
     elif not (isinstance(given, nn.Module) or is_keras(given)):
         _refuse_arguments(key, given)
     return given
@@ -256,9 +261,11 @@ def _device(key: str, given: Any) -> str:
     name = str(given) if isinstance(given, torch.device) else text("'auto', 'cpu' or 'cuda'")(key, given)
     if name != "auto":
         try:
-            torch.device(name)
+            kind = torch.device(name).type
         except RuntimeError as error:
             raise refused(key, given, "'auto', 'cpu' or 'cuda'") from error
+        if kind not in ("cpu", "cuda"):
+            raise refused(key, given, "'auto', 'cpu' or 'cuda'")
     return name
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from thinwire.run.arguments import RATE
 from thinwire.run.trial import Trial
 from thinwire.strategies import MPCA, Measured, Served, Strategy, name_of
 
+_log = logging.getLogger("thinwire.run")
 SHARES = ("accuracy", "auc", "average_precision", "f1")
 """Metrics from 0 to 1."""
 
@@ -205,6 +207,40 @@ def refuse_impossible(
         raise ConfigError(f"codec={codec!r} is not possible with {name_of(strategy)}: the table sends float32")
 
 
+def warn_without_effect(
+    *, validated: bool, saved: bool, watching: Mapping[str, Any], saving: Mapping[str, Any]
+) -> None:
+    """Warns of arguments that do nothing in this run.
+
+    Args:
+        validated: whether there are validation rows, or a callback that is given models.
+        saved: whether there is a folder.
+        watching: arguments by name that are of evaluations.
+        saving: arguments by name that are of the folder.
+    """
+    for name, value in watching.items() if not validated else ():
+        if value:
+            _log.warning("%s has no effect: nothing is evaluated without validation rows; give validation=0.1", name)
+    for name, value in saving.items() if not saved else ():
+        if value:
+            _log.warning("%s has no effect: there is no folder for checkpoints; give out=…", name)
+
+
+def refuse_few_rows(rows: int | None, workers: int, placement: Placement) -> None:
+    """Refuses fewer training rows than workers where each worker of a group needs some.
+
+    Args:
+        rows: training rows, where they are known.
+        workers: of the run.
+        placement: how replicas span them.
+    """
+    if rows is not None and rows < workers and placement.size > 1:
+        raise DataError(
+            f"there are {rows} rows to train on and {workers} workers, and each worker of a group needs some; use "
+            f"tw.Local(workers={max(1, rows // placement.size) * placement.size}), or placement=tw.Whole()"
+        )
+
+
 def target_for(
     until: str | None, stop: EarlyStopping | None, metrics: Iterable[str], *, validated: bool
 ) -> Target | None:
@@ -223,6 +259,12 @@ def target_for(
         raise ConfigError(
             f"until = {until!r} cannot be reached: {target.metric} is a share from 0 to 1; write 0.97 for 97 %"
         )
+    falls, rises = target.metric in ("val_loss", TRAIN_LOSS), shares
+    if (falls and target.at_least) or (rises and not target.at_least):
+        way, sign = ("falls", "<=") if falls else ("rises", ">=")
+        _log.warning(
+            "until = %r ends the run early: %s %s as a model learns; write %s", until, target.metric, way, sign
+        )
     return target
 
 
@@ -240,6 +282,8 @@ def columns_for(
     present: Sequence[str], inputs: Sequence[str] | None, label: str | None, weight: str | None
 ) -> tuple[str, ...]:
     """The columns given to the model."""
+    if weight is not None and weight == label:
+        raise ConfigError(f"weight = {weight!r} is the column of labels too; name the column of row weights, or none")
     if inputs is not None:
         return tuple(inputs)
     found = tuple(n for n in present if n not in (label, weight))
@@ -268,4 +312,5 @@ def wanted_for(trial: Trial, *, validation: Any, indicator: str | None) -> Wante
         labels=columns.labels,
         measure=trial,
         nullable=trial.nullable,
+        weight=None if trial.transforms else columns.weight,
     )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -38,15 +38,18 @@ from thinwire.run.checks import (
     metrics_for,
     objective_for,
     placement_for,
+    refuse_few_rows,
     refuse_impossible,
     refuse_not_finite,
     refuse_unvalidated,
     stepping_for,
     target_for,
     wanted_for,
+    warn_without_effect,
     why_dense,
 )
 from thinwire.run.job import Columns, Job, Transform
+from thinwire.run.networks import copied, refuse_instance, refuse_one_for_all, steps_of
 from thinwire.run.optimizers import refuse_optimizer
 from thinwire.run.searches import Setup, refuse_searches
 from thinwire.run.sizing import FirstRow, sized
@@ -59,6 +62,13 @@ from thinwire.worker.plan import WorkerPlan
 
 _log = logging.getLogger(__name__)
 
+ALIKE = {
+    "network": "is of a network whose trained parameters or buffers have other names or shapes; resume with the same "
+    "model and the same frozen parameters",
+    "optimizer": "was made with the optimizer {0}, not {1}, whose state it would be; resume with the same optimizer "
+    "(its learning rate and the like may differ), or begin a new run from the trained model",
+}
+"""What a run that goes on from a checkpoint must have as the earlier run had it, with the error if it differs."""
 Asked = SimpleNamespace
 """The arguments of `fit` by name, each checked and in its one form."""
 
@@ -92,6 +102,8 @@ class Rows:
     placement: Placement
     base: str | None
     """The digest of a base that is not trained, if there is one."""
+    alike: Mapping[str, str]
+    """What a run that goes on from a checkpoint must have as the earlier run had it; see `ALIKE`."""
 
 
 def defined(asked: Asked) -> Definition:
@@ -104,15 +116,24 @@ def defined(asked: Asked) -> Definition:
     model, transform, inputs = of_table(
         asked.model, asked.transform, asked.data, inputs=asked.inputs, besides=besides, validation=asked.validation
     )
+    warn_without_effect(
+        validated=asked.validation is not None or any(hasattr(each, "on_model") for each in asked.callbacks),
+        saved=asked.out is not None or asked.resume is not None,
+        watching={name: getattr(asked, name) for name in ("metrics", "evaluate_every", "restore_best")},
+        saving={"checkpoint_every": asked.checkpoint_every},
+    )
     strategy: Strategy = asked.strategy or Relay()
     site = (asked.cluster or _default_cluster(asked.data)).site(asked.data)
     deadlines = site.deadlines(asked.deadlines)
     network: Any = model_by_name(model) if isinstance(model, str) else model
     if is_keras(network):
         network = KerasModule(network)
+    refuse_instance(network)
+    if site.in_process:
+        refuse_one_for_all(network, asked.seed, site.workers)
     factory = network
     if site.in_process and isinstance(network, nn.Module):
-        factory = functools.partial(copy.deepcopy, network)  # threads must not train one module together
+        factory = functools.partial(copied, network)  # threads must not train one module together
     bounds = asked.epochs, asked.steps, asked.until, asked.seconds
     epochs = 1 if all(bound is None for bound in bounds) else asked.epochs
     spec = _spec(asked, network, inputs, epochs)
@@ -191,15 +212,18 @@ def deal(asked: Asked, what: Definition, folder: str) -> Rows:
         transforms=opaque,
         validated=validated,
         nullable=nullable_of(what.transform),
+        steps=steps_of(what.strategy, what.placement, what.spec, what.site.workers),
     )
     first = FirstRow(trial, kept=what.placement.group_size == "auto")
     wanted = wanted_for(trial, validation=asked.validation, indicator=opened.indicator)
     dealt = opened.deal(wanted._replace(measure=first), folder)
     placement = sized(what.placement, trial, first, where=what.site, strategy=what.strategy)
+    refuse_few_rows(dealt.rows, what.site.workers, placement)
     if dealt.validation_rows == 0 and validated:
         refuse_unvalidated(asked.validation, what.target, asked.stop)
     columns = dataclasses.replace(columns, labels=dealt.labels)
-    return Rows(dealt=dealt, columns=columns, placement=placement, base=trial.found.get("base"))
+    alike = {name: trial.found[name] for name in ALIKE if name in trial.found}
+    return Rows(dealt=dealt, columns=columns, placement=placement, base=trial.found.get("base"), alike=alike)
 
 
 def _columns(asked: Asked, what: Definition, opened: Opened) -> tuple[Columns, bool]:
@@ -278,6 +302,7 @@ def job_of(
         crew=site.crew,
         part=site.part,
         observe=site.observe,
+        alike=rows.alike,
         run=run,
         log=logs.wanted(),
     )

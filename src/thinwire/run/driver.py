@@ -170,6 +170,7 @@ class Run:
         if before.get("workers") == self._job.workers:
             at = before.get("workers_at", {}) | at  # some have yet to be heard of
         return {
+            **self._job.alike,
             "strategy": name_of(self._job.strategy),
             "workers": self._job.workers,
             "placement": repr(self._job.placement),

@@ -8,7 +8,7 @@ import math
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -95,6 +95,8 @@ class Job:
     part: Callable[..., GroupReplica] = part_of
     """What makes a worker's part of a replica that spans its group."""
     observe: Observer = unobserved
+    alike: Mapping[str, str] = field(default_factory=dict)
+    """What a run that goes on from this one's checkpoints must have alike, by name."""
     run: str = ""
     """What log records name the run by."""
     log: logs.Wanted | None = None

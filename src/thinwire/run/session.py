@@ -32,9 +32,10 @@ from thinwire.replicas.objectives import (
     SchedulerFactory,
 )
 from thinwire.run.arguments import checks_arguments
-from thinwire.run.definition import deal, defined, job_of, plan_of, policy_of
+from thinwire.run.definition import ALIKE, Rows, deal, defined, job_of, plan_of, policy_of
 from thinwire.run.driver import Earlier, Run
 from thinwire.run.job import Transform
+from thinwire.run.left_out import evaluate_left_out
 from thinwire.run.run_log import RunLog
 from thinwire.strategies import Strategy, name_of
 from thinwire.transport.ports import Hub, Wire
@@ -196,7 +197,7 @@ def fit(
         rows = deal(asked, what, folder)
         url = None if what.out is None else f"{what.out.rstrip('/')}/checkpoints"
         store = None if url is None else CheckpointStore(url)
-        earlier = None if asked.resume is None else _earlier(asked.resume, what.strategy, rows.placement)
+        earlier = None if asked.resume is None else _earlier(asked.resume, what.strategy, rows)
         log = RunLog(what.out, callbacks, clock=what.site.time.wall)
         plan = plan_of(asked, what, rows, shows=log.shows)
         hub, wire = _wire(what.site, what.carrier)
@@ -216,6 +217,8 @@ def fit(
                 hub, wire = _wire(what.site, what.carrier)
                 run.go_on_from(earlier, wire)
             trained = None if outcome.interrupted else run.trained(outcome)
+            if trained is not None:
+                evaluate_left_out(outcome, trained, job, rows.dealt, policy)
         except BaseException as error:
             reason = str(error) if isinstance(error, ThinwireError) else repr(error)
             log.close(events.RunEnded(reason=reason, summary={}))
@@ -292,7 +295,7 @@ def _why_not(store: CheckpointStore, manifest: Manifest) -> str:
         return f"it cannot be read: {error}"
 
 
-def _earlier(resume: str, strategy: Strategy, placement: Placement) -> Earlier:
+def _earlier(resume: str, strategy: Strategy, rows: Rows) -> Earlier:
     store = CheckpointStore(f"{resume.rstrip('/')}/checkpoints")
     manifest, passed = store.newest_whole(functools.partial(_why_not, store))
     told = "; ".join(f"{name}: {why}" for name, why in passed.items())
@@ -310,9 +313,13 @@ def _earlier(resume: str, strategy: Strategy, placement: Placement) -> Earlier:
             "resume with the same strategy"
         )
     placed = manifest.meta.get("placement", repr(Whole()))
-    if placed != repr(placement):
+    if placed != repr(rows.placement):
         raise CheckpointError(
-            f"checkpoint {manifest.name} in {resume!r} was made with placement {placed}, not {placement!r}; "
+            f"checkpoint {manifest.name} in {resume!r} was made with placement {placed}, not {rows.placement!r}; "
             "resume with the same placement"
         )
+    for name, now in rows.alike.items():
+        before = manifest.meta.get(name, now)  # earlier versions wrote none
+        if before != now:
+            raise CheckpointError(f"checkpoint {manifest.name} in {resume!r} {ALIKE[name].format(before, now)}")
     return Earlier(store, manifest, passed)

@@ -8,7 +8,6 @@ traceback.
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import dis
 import logging
@@ -22,26 +21,32 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import cloudpickle
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from thinwire.cluster.shipping import packed
 from thinwire.data import Batch, Loader, Position, Sampler, Shard, write_shard
 from thinwire.data.columns import Nullable
 from thinwire.data.labels import look_at
 from thinwire.errors import ConfigError, DataError, ThinwireError
+from thinwire.parameters import check_trainable
 from thinwire.replicas import BackPropagation, TrainSpec
 from thinwire.replicas.calls import called, scores
 from thinwire.replicas.frozen import base_digest
 from thinwire.replicas.labels import WrongLabels
 from thinwire.replicas.lightning import own_scheduler
 from thinwire.replicas.metrics import computed, measure
-from thinwire.replicas.objectives import OWN, Objective, metrics_of
+from thinwire.replicas.objectives import OWN, NamedScheduler, Objective, metrics_of
 from thinwire.replicas.quantiles import QUANTILES
 from thinwire.replicas.sparse import refuse_sparse_adam
-from thinwire.replicas.torch import build_module
+from thinwire.replicas.torch import build_module, refuse_held
 from thinwire.run.job import Columns
+from thinwire.run.losses import refuse_sums
+from thinwire.run.networks import Held, Steps, copied, signature_of
+from thinwire.run.optimizers import refuse_draws
 
 _log = logging.getLogger("thinwire.run")
 ROWS = 7
@@ -70,11 +75,14 @@ class Trial:
         spec: how it is trained.
         columns: what is what in the data, with all its transforms.
         batch_size: rows of a step.
-        transforms: whether the user's own transform makes columns. It may have effects of its own, so that only workers
-            call it; without it all labels are looked at as rows are dealt out.
+        transforms: whether the user's own transform makes columns. A copy of it is tried, as workers get one: what it
+            counts or keeps stays as it was. What it raises is left to workers, who may have files that are not here.
+            Without it all labels are looked at as rows are dealt out.
         validated: whether there are validation rows to measure metrics on.
         nullable: which columns may have nulls, since a transform fills them.
-        found: "base" is a digest of the network's frozen parameters, once it was made.
+        steps: how the run takes its steps.
+        found: "base" is a digest of the network's frozen parameters, once it was made; "network" one of the names and
+            shapes of its others, and "optimizer" says what steps them.
     """
 
     model: Any
@@ -84,6 +92,7 @@ class Trial:
     transforms: bool
     validated: bool
     nullable: Nullable = False
+    steps: Steps = field(default_factory=Steps)
     found: dict[str, str] = field(default_factory=dict, compare=False)
 
     def __call__(self, row: Any) -> tuple[int, ...] | None:
@@ -104,28 +113,32 @@ class Trial:
 
     def inputs(self, row: Any) -> tuple[Tensor, ...] | None:
         """What the model is called with in a step of rows such as this one; None where it cannot be told here."""
-        with _undone():
-            batch = None if self.transforms else self._batch(row, self.batch_size)
-        return None if batch is None else tuple(batch.inputs)
+        with _undone(), contextlib.suppress(_TransformError):
+            batch = self._batch(row, self.batch_size)
+            return None if batch is None else tuple(batch.inputs)
+        return None
 
     def _tried(self, row: Any) -> tuple[int, ...] | None:
-        made = self.model
-        batch = None if self.transforms else self._batch(row, min(ROWS, self.batch_size))
-        module = (copy.deepcopy(made) if isinstance(made, nn.Module) else build_module(made, self.spec.seed)).cpu()
-        if not any(parameter.requires_grad for parameter in module.parameters()):
-            raise ConfigError(
-                f"the model {type(module).__name__} has no parameter that can be trained: it has none, or all are "
-                "frozen; leave requires_grad on where it is to learn"
-            )
-        self.found["base"] = base_digest(module)
+        made, batch = self.model, None
+        try:
+            batch = self._batch(row, min(ROWS, self.batch_size))
+        except _TransformError as error:
+            _log.info("the transform could not be tried on the driver: %s", error)
+        module = (copied(made) if isinstance(made, nn.Module) else build_module(made, self.spec.seed)).cpu()
+        check_trainable(module)
+        self.found.update(base=base_digest(module), network=signature_of(module))
         self._stepped(module)
         if batch is None:
             return None
         self._weighed(batch)
-        shape = None
-        with contextlib.suppress(*_KINDS), torch.no_grad():
-            shape = _shape(scores(called(module.eval(), batch)))
-        self._learnt(module.train(), row, batch, shape)
+        shape, held = None, Held.of(module)
+        try:
+            with contextlib.suppress(*_KINDS), torch.no_grad():
+                shape = _shape(scores(called(module.eval(), batch)))
+            self._learnt(module.train(), row, batch, shape)
+            held.refuse_changes(module, self.steps.elsewhere)
+        finally:
+            held.put_back()
         return shape
 
     def _learnt(self, module: nn.Module, row: Any, batch: Batch, shape: tuple[int, ...] | None) -> None:
@@ -147,7 +160,7 @@ class Trial:
     def _batch(self, row: Any, rows: int) -> Batch | None:
         """The row so many times, as workers would get it; None where it cannot be had here."""
         columns = self.columns
-        if columns.label is not None and columns.label in row.schema.names:
+        if columns.label is not None and columns.label in row.schema.names and not self.transforms:
             look_at(row, columns.label, WrongLabels(columns.labels, f"column {columns.label!r}"))
         with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
             path = os.path.join(folder, "row")
@@ -162,7 +175,7 @@ class Trial:
                 label=columns.label,
                 labels=columns.labels,
                 weight=columns.weight,
-                transform=columns.transform,
+                transform=_copied(columns.transform) if self.transforms else columns.transform,
                 prefetch=0,
             )
             return next(loader.batches(Position(), 1))
@@ -191,7 +204,9 @@ class Trial:
             f"{name!r} of {str(each.dtype).removeprefix('torch.')} in the shape {shape} a row"
             for name, each, shape in zip(names, batch.inputs, shapes, strict=True)
         )
-        if "same dtype" in str(error) and all(each.is_floating_point() for each in batch.inputs):
+        if any(each.dtype == torch.float16 for each in batch.inputs):
+            advice = "Give columns of float32: x.astype('float32'), or a cast in a transform"
+        elif "same dtype" in str(error) and all(each.is_floating_point() for each in batch.inputs):
             advice = "Inputs are given in float32; give the model parameters of float32 too: model.float()"
         elif batch.num_rows == 1 and "more than 1 value" in str(error):
             advice = "Batch normalisation needs more rows in a batch: give a larger batch_size, or another layer"
@@ -248,6 +263,8 @@ class Trial:
                 ) from error
         if any("target size" in str(each.message) for each in told):
             raise DataError(self._unlike(output, batch, "compares every row with every label (torch broadcasts them)"))
+        if self.steps.together is not None and batch.weight is None:
+            refuse_sums(self.spec.loss, output, batch.label, self.steps.together)
         if not loss.requires_grad:
             raise ConfigError(
                 "the loss does not depend on any parameter that can be trained: all are frozen, or the output is "
@@ -286,12 +303,18 @@ class Trial:
         """Tries what makes the optimizer, and what makes the scheduler."""
         own = getattr(self.spec.optimizer, "of_module", None)
         make, given = (self.spec.optimizer, module.parameters()) if own is None else (own, module)
+        parameters = list(module.parameters())
+        trained = [parameter.requires_grad for parameter in parameters]
         made = _called("optimizer", make, given, "the model's parameters")
         if not isinstance(made, torch.optim.Optimizer):
             raise ConfigError(
                 f"optimizer gave {_kind(made)}; it must return a torch optimizer: "
                 "lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
             )
+        refuse_held(made, parameters, trained)
+        self.found["optimizer"] = f"{type(made).__name__} of {len(made.param_groups)} groups"
+        if self.steps.equal is not None:
+            refuse_draws(make, made, self.steps.equal)
         refuse_sparse_adam(made, module, dense=self.spec.dense, clip_norm=self.spec.clip_norm)
         if self.spec.scheduler is None:
             return
@@ -303,6 +326,12 @@ class Trial:
                 f"scheduler gave {_kind(moved)}; it must return a learning-rate scheduler: "
                 "lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 10)"
             )
+        if (
+            isinstance(moved, ReduceLROnPlateau)
+            and not self.validated
+            and not isinstance(self.spec.scheduler, NamedScheduler)
+        ):
+            _log.warning("scheduler ReduceLROnPlateau has no effect: it follows validation rows, and there are none")
         if not isinstance(moved, ReduceLROnPlateau):
             made._opt_called = True  # type: ignore[attr-defined]  # torch warns of a scheduler that moves first
             _called("scheduler", lambda scheduler: scheduler.step(), moved, "the optimizer, moves once,")
@@ -331,6 +360,26 @@ class Trial:
 
 _ALIKE = ("mse", "l1", "smooth_l1", "bce_with_logits", *QUANTILES)
 """Losses by name that compare output and label one by one, however they are laid out."""
+
+
+class _TransformError(Exception):
+    """The user's own transform cannot be copied or called here."""
+
+
+def _copied(transform: Any) -> Any:
+    """A copy of a transform, which says what it raises as one error."""
+    try:
+        copy = cloudpickle.loads(packed(transform))  # its own functions travel whole: what they count is copied too
+    except Exception as error:  # it holds a lock, say, which threads share
+        raise _TransformError(f"no copy: {type(error).__name__}: {error}") from error
+
+    def tried(columns: dict[str, Any]) -> Any:
+        try:
+            return copy(columns)
+        except Exception as error:
+            raise _TransformError(f"{type(error).__name__}: {error}") from error
+
+    return tried
 
 
 def _called(key: str, make: Any, given: Any, what: str) -> Any:

@@ -91,7 +91,7 @@ class TorchEstimator(Estimator, TrainParams, MLWritable, MLReadable["TorchEstima
         self._setDefault(loss="cross_entropy", optimizer="sgd", strategy="relay", fitOptions={})
         self.setParams(
             model=model,
-            input_cols=None if input_cols is None else list(input_cols),
+            input_cols=list(input_cols) if isinstance(input_cols, Sequence) else input_cols,
             label_col=label_col,
             weight_col=weight_col,
             validation_indicator_col=validation_indicator_col,

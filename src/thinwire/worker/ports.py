@@ -98,7 +98,9 @@ class StepsPort(Protocol):
 
 
 class EvaluationPort(Protocol):
-    """How a replica evaluates a model, and puts it into the form in which it is handed back."""
+    """How a replica weighs a batch, evaluates a model, and puts it into the form in which it is handed back."""
+
+    def weight_of(self, batch: Batch) -> float: ...
 
     def evaluate(
         self, batches: Iterable[Batch], model: Tensor, buffers: dict[str, Tensor]

@@ -65,7 +65,7 @@ class WholeLoop(Loop):
         return self._publisher.note(round)
 
     def weigh(self, batch: Batch) -> float:
-        return float(self._local.replica.spec.algorithm.weight_of(batch))
+        return float(self._local.replica.weight_of(batch))
 
     def await_others(self, patience_s: float) -> None:
         self._inbox.wait(self._concludes, "the other workers to finish", patience_s)

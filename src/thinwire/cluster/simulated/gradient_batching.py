@@ -23,6 +23,7 @@ from thinwire.cluster.simulated.vmap_batching import VmapBatching, can_vmap
 from thinwire.errors import ConfigError
 from thinwire.placement import GroupReplica, Placement, part_of
 from thinwire.replicas import TorchReplica, TrainSpec
+from thinwire.replicas.hooks import after_gradients
 
 _log = logging.getLogger("thinwire.simulated")
 
@@ -161,6 +162,8 @@ class BatchedReplica(TorchReplica):
         self.way: BatchMethod | None = None
         self.gradients.backward = self._backward
         self.gradients.evaluates = lambda: batcher.takes_a_step(worker)
+        self._hooks = after_gradients(self.module)
+        """The network's own hooks; those of the engine are not to run."""
 
     def gradient(self, batch: Any) -> float:
         return self._batcher.gradient(self, batch)
@@ -174,6 +177,8 @@ class BatchedReplica(TorchReplica):
         asked = [p for p in self.parameters.tensors if p.requires_grad]  # may change during a run
         for parameter, gradient in zip(asked, torch.autograd.grad(loss, asked, allow_unused=True), strict=True):
             parameter.grad = gradient if parameter.grad is None or gradient is None else parameter.grad + gradient
+            for hook in self._hooks.get(id(parameter), ()) if gradient is not None else ():
+                hook(parameter)
 
 
 def _unmeasured() -> float:
@@ -185,8 +190,9 @@ def _measured(replica: BatchedReplica, batch: Any) -> float:
     took = []
     with untouched(replica.module):
         for _ in range(MEASURED_STEPS):
+            given = batch._replace(inputs=tuple(tensor.clone() for tensor in batch.inputs))
             began = real.perf_counter()
-            replica.compute(batch)
+            replica.compute(given)
             replica.owed_flaw()
             took.append(real.perf_counter() - began)
     return min(took)

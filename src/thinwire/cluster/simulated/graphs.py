@@ -122,19 +122,24 @@ def _laid_out(tensor: Tensor) -> Tensor:
 @contextlib.contextmanager
 def untouched(module: nn.Module) -> Iterator[None]:
     """Restores a module's buffers and attributes, and the random generators, at the end of the block."""
-    kept = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    kept = [(one, name, held, held.clone()) for one in module.modules() for name, held in _buffers(one)]
     trained, attributes = [(p, p.requires_grad) for p in module.parameters()], attributes_of(module)
     devices = sorted({p.device.index or 0 for p in module.parameters() if p.device.type == "cuda"})
     try:
         with torch.random.fork_rng(devices=devices):
             yield
     finally:
-        for buffer, value in kept:
-            buffer.copy_(value)
+        for one, name, held, value in kept:
+            held.copy_(value)
+            one._buffers[name] = held
         for parameter, trains in trained:
             parameter.requires_grad_(trains)
         for one, values in zip(module.modules(), attributes, strict=True):
             vars(one).update(values)
+
+
+def _buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [(name, buffer) for name, buffer in module._buffers.items() if buffer is not None]
 
 
 def attributes_of(module: nn.Module) -> list[dict[str, Any]]:

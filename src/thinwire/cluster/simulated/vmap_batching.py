@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from thinwire.cluster.simulated.graphs import attributes_of, untouched
 from thinwire.parameters import FlatParameters
 from thinwire.replicas import BackPropagation, TorchReplica
+from thinwire.replicas.calls import called_under
+from thinwire.replicas.hooks import hooked
 
 
 def can_vmap(replica: TorchReplica) -> bool:
@@ -27,6 +29,7 @@ def can_vmap(replica: TorchReplica) -> bool:
         plain
         and not replica.searches
         and replica.is_plain
+        and not hooked(replica.module)
         and replica.device.type == "cpu"
         and not any(isinstance(m, kinds) for m in replica.module.modules())
     )
@@ -76,7 +79,7 @@ class VmapBatching:
         labels, weights = _stacked([b.label for b in batches]), _stacked([b.weight for b in batches])
 
         def loss_of(parameters: Any, buffers: Any, inputs: Any, label: Any, weight: Any) -> Tensor:
-            output = torch.func.functional_call(first.module, (parameters, buffers), inputs)
+            output = called_under(first.module, parameters | buffers, inputs)
             return first.objective.mean(output, label, weight)
 
         axes = (0, 0, 0, None if labels is None else 0, None if weights is None else 0)
@@ -89,6 +92,7 @@ class VmapBatching:
                 for name, values in kept.items():
                     self._buffers[name].copy_(values)
             buffers = {name: values if everyone else values[pick] for name, values in self._buffers.items()}
+            inputs = tuple(torch.stack(column) for column in zip(*(b.inputs for b in batches), strict=True))
             self._unused[_trained(first)] = unused
         found, losses = grown(parameters, buffers, inputs, labels, weights)
         if not everyone:
@@ -113,10 +117,13 @@ def _unused(replica: TorchReplica, batch: Any) -> set[str]:
     """
     module, parameters = replica.module, replica.parameters
     with untouched(module):
-        before = attributes_of(module), _trained(replica)
-        loss = replica.objective.mean(module(*batch.inputs), batch.label, batch.weight)
+        before, buffers = (attributes_of(module), _trained(replica)), list(module.buffers())
+        given = [tensor.clone() for tensor in batch.inputs]  # a network may write into what it is given
+        loss = replica.objective.mean(module(*given), batch.label, batch.weight)
         if (attributes_of(module), _trained(replica)) != before:
             raise RuntimeError("a pass changes the network's attributes, or which parameters it trains")
+        if any(held is not now for held, now in zip(buffers, module.buffers(), strict=True)):
+            raise RuntimeError("the network replaces a buffer by another tensor")
         asked = [p for p in parameters.tensors if p.requires_grad]
         found = torch.autograd.grad(loss, asked, allow_unused=True)
         used = {id(p) for p, gradient in zip(asked, found, strict=True) if gradient is not None}
