@@ -53,7 +53,7 @@ def test_a_model_of_transformers_learns_from_a_column_of_text() -> None:
 
 @pytest.mark.processes
 def test_processes_train_it_as_well() -> None:
-    found = fit(validation=0.25, cluster=tw.Local(workers=2), strategy=tw.Relay())
+    found = fit(validation=0.25, cluster=tw.Local(workers=2), strategy=tw.Synchronous())
     assert found.summary["complete"]
     assert found.summary["val_accuracy"] > 0.9
 
@@ -190,7 +190,7 @@ def test_tied_weights_come_back_as_the_joint_model_has_them() -> None:
 
 
 def test_a_placement_of_such_a_network_is_refused() -> None:
-    with pytest.raises(ConfigError, match="names of columns"):
+    with pytest.raises(ConfigError, match="passed by name"):
         fit(placement=tw.Planned(group_size=2))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -42,12 +43,22 @@ def test_every_form_of_a_placement_takes_auto() -> None:
     assert (rare["group_size"], rare["placement"]) == (1, "whole")
 
 
+class Locked:
+    """A transform that cannot be copied for the driver's trial of the first row."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __call__(self, columns: Any) -> Any:
+        return columns
+
+
 def test_what_cannot_be_chosen_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"group_size = 'auto'.*use a whole number"):
         tw.Pipeline(group_size="auto")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"group_size = 'many' is not a count"):
         tw.Planned(group_size="many")
     with pytest.raises(ConfigError, match=r"the transform that makes it is run on workers only; give a number"):
-        trained(tw.Planned(group_size="auto"), "1gbit", transform=lambda columns: columns)
+        trained(tw.Planned(group_size="auto"), "1gbit", transform=Locked())
     with pytest.raises(ConfigError, match="fits into"):
         trained(tw.Planned(group_size="auto", memory_gb=1e-6), "1gbit")

@@ -74,8 +74,9 @@ def test_hang_a_worker_that_stands_still_holds_up_the_run_for_good(digits: Any) 
     assert "[2]" in result.summary["reason"]
 
 
-def test_hang_no_executor_ever_comes(spark: Any, digits: Any, tmp_path: Path) -> None:
+def test_hang_no_executor_ever_comes(spark: Any, digits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """yahoo/TensorFlowOnSpark#288: a cluster without a free slot is an error that says so."""
+    monkeypatch.setattr("thinwire.cluster.frames.ROW_S", 2.0)
     with slots_taken(spark, tmp_path, 3), pytest.raises(TimedOutError, match="no worker joined within 2 s"):
         fit(digits, cluster=tw.Spark(workers=1, preflight=False), deadlines=tw.Deadlines(start_s=2.0))
 

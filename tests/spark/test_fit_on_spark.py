@@ -243,6 +243,7 @@ def test_cross_validation_chooses_between_two(digits: Any) -> None:
     assert chosen.bestModel.transform(digits.limit(3)).count() == 3
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_parallel_cross_validation_shares_the_slots_and_every_fit_has_all_its_workers(digits: Any) -> None:
     """Three slots, four fits of two workers at once: without turns they would hold a slot each and wait for another."""
@@ -285,6 +286,7 @@ def test_images_and_strings_are_trained_on(spark: Any) -> None:
     assert net.fit(frame).summary["train_loss"] < 0.5
 
 
+@pytest.mark.long
 def test_a_regression_adds_a_number(spark: Any) -> None:
     frame = spark.createDataFrame([(float(i % 7), 3.0 * (i % 7) + 1.0) for i in range(70)], "x double, y double")
     net = estimator(

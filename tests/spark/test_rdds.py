@@ -71,6 +71,7 @@ def test_a_mean_image_is_added_up_in_the_tasks_of_a_dataframe_and_of_an_rdd(spar
     assert torch.allclose(mean_image(frame), wanted, atol=1e-6)
 
 
+@pytest.mark.long
 def test_an_estimator_takes_an_rdd_and_its_model_predicts_one(spark: Any, rdd: Any) -> None:
     fitted = TorchEstimator(net, num_workers=2, epochs=2, **SETTINGS).fit(rdd)
     assert fitted.getInputCols() == ["features"]

@@ -101,6 +101,7 @@ def test_a_pipeline_of_a_notebook_predicts_the_same_in_a_process_without_its_cod
     assert found[:, 0].tolist() == [row.prediction for row in expected]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_cross_validated_model_loads_without_code_and_its_estimator_says_why_it_cannot_fit(
     digits: Any, notebook: Any, tmp_path: Path

@@ -164,6 +164,7 @@ def test_a_contribution_that_is_not_finite_is_left_out_and_told(frame: Any) -> N
     assert run.summary["nonfinite"] == sum(flaw.times for flaw in flaws)
 
 
+@pytest.mark.long
 def test_mpca_trains_with_its_fragments_in_flight(frame: Any) -> None:
     summary = fit(tw.MPCA(), model=Slow, data=frame, epochs=4).summary
     assert summary["complete"]
@@ -190,7 +191,13 @@ def test_contributions_are_packed_as_strategy_or_run_say(frame: Any, strategy: t
     assert codec is None or used == {codec}
 
 
-@pytest.mark.parametrize("how", [{"direct_bytes": 0}, {"apart": True}], ids=["by a shuffle", "each visited"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param({"direct_bytes": 0}, id="by a shuffle", marks=pytest.mark.long),
+        pytest.param({"apart": True}, id="each visited"),
+    ],
+)
 def test_contributions_are_summed_wherever_they_lie(
     pairs: Any, mesh: tw.Result, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
 ) -> None:

@@ -213,7 +213,7 @@ def test_a_transform_of_the_users_own_is_tried_as_a_copy() -> None:
     ("transform", "told"),
     [
         (lambda columns: None, "the transform returned NoneType"),
-        (lambda columns: {"x": columns["x"]}, "column 'label' is not there after the transform"),
+        (lambda columns: {"x": columns["x"]}, "column 'label' is missing after the transform"),
         (lambda columns: columns | {"x": columns["x"][:1]}, "column 'x' has 1 rows after the transform"),
         (lambda columns: columns | {"label": columns["label"] + 7}, "column 'label' after the transform has 7 values"),
     ],

@@ -131,7 +131,7 @@ class TorchReplica:
             memory=memory,
         )
         self.again, self.autocast = self.gradients.again, self.gradients.autocast
-        self.gradient_norm = self.gradients.norm
+        self.gradient_norm, self.weight_of = self.gradients.norm, self.gradients.weight_of
         self.finish, self.owed_flaw = owed.finish, owed.flaw
         learning = self._learning
         self.learning, self.load_learning = learning.tree, learning.load
@@ -164,10 +164,6 @@ class TorchReplica:
     def gradient(self, batch: Any) -> float:
         """Computes the gradient of a batch's mean loss, and returns that loss; none of a loss that is not finite."""
         return self.gradients.make(batch, self.steps)
-
-    def weight_of(self, batch: Any) -> float:
-        """What the gradient of a batch counts beside the gradients of other batches."""
-        return self.gradients.weight_of(batch)
 
     def update(self, evaluate: Callable[[], Tensor] | None = None) -> None:
         """Takes the optimizer step on the gradients as they are now; `evaluate` makes them anew where it needs that."""

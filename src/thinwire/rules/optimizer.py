@@ -77,6 +77,8 @@ class FlatOptimizer:
         self.factory = factory
         self._starts: list[int] = [0] if parameters is None else list(parameters.offsets)
         self._made = factory([nn.Parameter(torch.zeros(1))]) if made is None else made
+        self.settings: list[Mapping[str, Any]] = [dict(group) for group in self._made.param_groups]
+        """The settings that the optimizer was made with, by group."""
         held = self._made.param_groups
         of = {id(p): number for number, group in enumerate(held) for p in group["params"]}
         tensors = held[0]["params"] if parameters is None else parameters.tensors
@@ -251,11 +253,6 @@ class FlatOptimizer:
     def begins(self, index: int, fragment: Fragment) -> bool:
         """Whether a parameter, by number, has its first value in a fragment."""
         return index < len(self._starts) and fragment.start <= self._starts[index] < fragment.stop
-
-    @property
-    def settings(self) -> list[Mapping[str, Any]]:
-        """Those that the optimizer was made with, by group."""
-        return [dict(group) for group in self._made.param_groups]
 
     def group_of(self, index: int) -> int:
         """The group that holds a parameter, by number; `NO_GROUP` where none does."""

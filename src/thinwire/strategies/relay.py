@@ -119,36 +119,8 @@ class Relay(Strategy):
         """What limits rounds, and what is sent for it, in two sentences."""
         if not self._knows(measured) or measured.link is None or measured.step_s is None:
             return ""
-        return f"{self._limit(measured, setting)} {self._sending(setting)}"
-
-    def _limit(self, measured: Measured, setting: Setting) -> str:
-        """How long an exchange takes on this link, and what else makes rounds long."""
-        assert measured.link is not None
-        assert measured.step_s is not None
-        ratio, _ = self._seen(measured)
-        bits = CODEC_BITS[setting.codec or "float32"]
-        wire_s = ratio * measured.step_s * (bits + relay.SCALE_BITS) / 32 / setting.fragments
-        rest_s = measured.link.latency_s + measured.rest_s
-        late = rest_s >= 0.05 * measured.step_s
-        if late and measured.rest_s > max(wire_s, measured.link.latency_s):
-            besides = f"a round takes {seconds_text(rest_s)} beside its bytes"
-            return f"Processors, not the wire, are the limit: {besides}."
-        besides = f", and a round {seconds_text(rest_s)} beside its bytes" if late else ""
-        if ratio < 1e-3:
-            return f"The link is no limit{besides}."
-        carries = f"{rate_text(measured.link.bytes_per_s)}"
-        if ratio < 0.95:
-            return f"The link is fast ({carries}): one exchange of the whole model takes less than a step{besides}."
-        taken = f"{_steps(ratio)} of {seconds_text(measured.step_s)}"
-        return f"The link carries {carries}: one exchange of the whole model takes {taken}{besides}."
-
-    def _sending(self, setting: Setting) -> str:
-        """What is sent in a round, in how many bits and pieces."""
-        bits = CODEC_BITS[setting.codec or "float32"]
         what = "gradients" if self.joint_optimizer is not None else "displacements"
-        pieces = f", {setting.fragments} fragments in turn," if setting.fragments > 1 else ""
-        when = "while steps wait" if setting.wait else "in the background"
-        return f"Sending {what} in {bits} bit{'s' * (bits > 1)} a value{pieces} {when}."
+        return f"{_limit(measured, setting, self._seen(measured)[0])} {_sending(setting, what)}"
 
     def _knows(self, measured: Measured) -> bool:
         return measured.link is not None and bool(measured.step_s) and measured.rounds >= PROBE_ROUNDS
@@ -230,3 +202,32 @@ def _knowing(strategy: Relay, **found: Any) -> Relay:
     for name, value in found.items():
         object.__setattr__(same, name, value)
     return same
+
+
+def _limit(measured: Measured, setting: Setting, ratio: float) -> str:
+    """How long an exchange takes on this link, and what else makes rounds long."""
+    assert measured.link is not None
+    assert measured.step_s is not None
+    bits = CODEC_BITS[setting.codec or "float32"]
+    wire_s = ratio * measured.step_s * (bits + relay.SCALE_BITS) / 32 / setting.fragments
+    rest_s = measured.link.latency_s + measured.rest_s
+    late = rest_s >= 0.05 * measured.step_s
+    if late and measured.rest_s > max(wire_s, measured.link.latency_s):
+        besides = f"a round takes {seconds_text(rest_s)} beside its bytes"
+        return f"Processors, not the wire, are the limit: {besides}."
+    besides = f", and a round {seconds_text(rest_s)} beside its bytes" if late else ""
+    if ratio < 1e-3:
+        return f"The link is no limit{besides}."
+    carries = f"{rate_text(measured.link.bytes_per_s)}"
+    if ratio < 0.95:
+        return f"The link is fast ({carries}): one exchange of the whole model takes less than a step{besides}."
+    taken = f"{_steps(ratio)} of {seconds_text(measured.step_s)}"
+    return f"The link carries {carries}: one exchange of the whole model takes {taken}{besides}."
+
+
+def _sending(setting: Setting, what: str) -> str:
+    """What is sent in a round, in how many bits and pieces."""
+    bits = CODEC_BITS[setting.codec or "float32"]
+    pieces = f", {setting.fragments} fragments in turn," if setting.fragments > 1 else ""
+    when = "while steps wait" if setting.wait else "in the background"
+    return f"Sending {what} in {bits} bit{'s' * (bits > 1)} a value{pieces} {when}."
