@@ -331,18 +331,23 @@ def test_a_loss_that_is_not_finite_is_left_out_or_names_worker_and_step_and_keep
     def poisoned(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         loss = nn.functional.cross_entropy(output, label)
         poisoned.calls = getattr(poisoned, "calls", 0) + 1  # type: ignore[attr-defined]
-        return loss * float("nan") if poisoned.calls == 40 else loss  # type: ignore[attr-defined]
+        return loss * float("nan") if poisoned.calls == poisoned.at else loss  # type: ignore[attr-defined]
 
+    def poison_soon(event: events.Event) -> None:
+        if isinstance(event, events.CheckpointSaved):
+            poisoned.at = poisoned.calls + 5  # type: ignore[attr-defined]
+
+    poisoned.at = -1  # type: ignore[attr-defined]
     threads: Any = {"cluster": tw.Local(workers=2, processes=False), "metrics": ()}
     with pytest.raises(DivergedError, match=r"worker \d on .*loss became nan at step \d+.*last good checkpoint is"):
         fit_digits(
             tw.SparkNet(period=5), 2, epochs=50, loss=poisoned, out=str(tmp_path), checkpoint_every=5,
-            on_nonfinite="stop", **threads,
+            on_nonfinite="stop", callbacks=[poison_soon], **threads,
         )  # fmt: skip
     again = fit_digits(tw.SparkNet(period=5), 2, epochs=2, resume=str(tmp_path), **threads)
     assert math.isfinite(again.summary["val_loss"])
     told: list[Any] = []
-    poisoned.calls = 0  # type: ignore[attr-defined] - each worker process counts from here
+    poisoned.calls, poisoned.at = 0, 40  # type: ignore[attr-defined] - each worker process counts from here
     result = fit_digits(tw.SparkNet(period=5), 2, epochs=4, loss=poisoned, metrics=(), callbacks=[told.append])
     assert result.summary["complete"]
     assert all(value.isfinite().all() for value in result.model.state_dict().values())

@@ -197,12 +197,13 @@ def fit(
         rows = deal(asked, what, folder)
         url = None if what.out is None else f"{what.out.rstrip('/')}/checkpoints"
         store = None if url is None else CheckpointStore(url)
+        kept = None if store is None else store.url  # absolute: executors have other working folders
         earlier = None if asked.resume is None else _earlier(asked.resume, what.strategy, rows)
         log = RunLog(what.out, callbacks, clock=what.site.time.wall)
         plan = plan_of(asked, what, rows, shows=log.shows)
         hub, wire = _wire(what.site, what.carrier)
         place = None if earlier is None else earlier.place
-        job = job_of(asked, what, rows, plan, wire=wire, checkpoints=url, resume=place, run=name)
+        job = job_of(asked, what, rows, plan, wire=wire, checkpoints=kept, resume=place, run=name)
         policy = policy_of(asked, what, plan)
         run = Run(job, what.site, rows.dealt, log, store, earlier, seed)
         try:
