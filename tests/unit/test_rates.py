@@ -168,3 +168,11 @@ def test_who_joins_late_has_the_rates_of_the_others(name: str, done: int) -> Non
 def test_a_warm_up_that_cannot_be_is_refused(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         NamedScheduler(**settings)
+
+
+def test_a_replica_that_begins_anew_has_what_its_optimizer_keeps_before_the_first_step() -> None:
+    """Adagrad keeps sums from the start; without them its first step would be another, or fail."""
+    optimizer = lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.5)  # noqa: E731
+    replica = TorchReplica(torch.nn.Linear(2, 2), TrainSpec(loss="mse", optimizer=optimizer))
+    replica.begin_anew()
+    assert [kept["sum"].unique().tolist() for kept in replica.optimizer.state.values()] == [[0.5], [0.5]]

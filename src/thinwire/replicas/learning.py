@@ -21,6 +21,8 @@ class Learning:
         kinds = (bool, int, float, str)
         self._asked_for = [{k: v for k, v in g.items() if isinstance(v, kinds)} for g in optimizer.param_groups]
         """The optimizer's plain settings as they were asked for, group by group."""
+        self._first = {parameter: _copied(kept) for parameter, kept in optimizer.state.items()}
+        """What some optimizers keep of a parameter before its first step."""
         self.scheduler = spec.scheduler(optimizer) if spec.scheduler else None
         self._plateau = isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
 
@@ -50,6 +52,7 @@ class Learning:
     def begin_anew(self) -> None:
         """Forgets what was learnt, as a replica does that starts from the joint model."""
         self.optimizer.state.clear()
+        self.optimizer.state.update({parameter: _copied(kept) for parameter, kept in self._first.items()})
         for name in [name for name, value in self._memory.items() if isinstance(value, Tensor)]:
             del self._memory[name]
 
@@ -75,6 +78,10 @@ class Learning:
     def load_schedule(self, tree: dict[str, Any]) -> None:
         """Goes on at another replica's learning rate; without a schedule it is the same anyway."""
         go_on(self.scheduler, self.optimizer, tree, _rates(self._asked_for))
+
+
+def _copied(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in state.items()}
 
 
 def _rates(settings: list[dict[str, Any]]) -> Asked:
