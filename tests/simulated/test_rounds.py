@@ -15,6 +15,7 @@ from thinwire.exchange import round as round_module
 from thinwire.exchange import rounds as rounds_module
 from thinwire.exchange.cuts import Cut
 from thinwire.parameters import Fragment
+from thinwire.protocol.messages import AMONG_WORKERS, Part, Sum
 from thinwire.strategies import Setting
 
 SIZES = (1, 2, 255, 256, 257, 700, 1024, 3001)
@@ -324,6 +325,61 @@ def test_a_note_that_missed_the_first_chunk_is_heard_by_nobody_not_even_its_own_
         net.pass_time(2.0)
     heard = [0 in net.landed[worker]["train:0"].notes for worker in range(3)]
     assert len(set(heard)) == 1, heard
+
+
+@over(seeds=80)
+def test_all_workers_hear_the_same_notes_whichever_workers_sums_are_without(mesh: Any, seed: int) -> None:
+    """The joint optimizer's step is made of notes: each worker must have those of all contributions that count."""
+    rng = random.Random(seed)
+    workers, size = rng.randint(2, 5), rng.choice((1, 3, 300, 1500))
+    net = mesh(range(workers), seed, size=size, quorum=rng.choice((0.4, 0.5, 0.75)), grace_s=1.0, resend=True)
+    for worker in shuffled(rng, list(range(workers))):
+        net.launch(worker, "train:0", torch.ones(size), note={"rows": worker})
+        net.run(rng.randint(0, 6))
+        net.pass_time(rng.choice((0.0, 0.3, 0.8)))
+    while net.run():
+        net.pass_time(5.0)
+    heard = [net.landed[worker]["train:0"].notes for worker in range(workers)]
+    counted = set().union(*net.counted_by_chunk("train:0"))
+    assert all(notes == {worker: {"rows": worker} for worker in counted} for notes in heard), (heard, counted)
+    assert all(list(notes) == sorted(counted) for notes in heard)
+
+
+def test_the_note_of_a_worker_whose_own_slice_is_summed_without_it_is_heard_by_all_where_another_sum_counts_it(
+    mesh: Any,
+) -> None:
+    net = mesh(range(4), size=1024, quorum=0.5, grace_s=1.0)
+    for worker in (0, 1, 2):
+        net.launch(worker, "train:0", torch.ones(1024), note={"rows": worker})
+    for worker in (0, 1, 2):
+        net.deliver((worker, 3))
+    net.pass_time(2.0)  # worker 3 sums its slice of a round that it has not launched
+    net.launch(3, "train:0", torch.ones(1024), note={"rows": 3})
+    net.run()
+    assert net.counted_by_chunk("train:0") == [[0, 1, 2, 3]] * 3 + [[0, 1, 2]]
+    assert all(sorted(net.landed[worker]["train:0"].notes) == [0, 1, 2, 3] for worker in range(4))
+
+
+@pytest.mark.parametrize(("quorum", "size"), [(1.0, 2048), (1.0, 700), (0.5, 2048)])  # of 700 two workers own nothing
+def test_each_worker_hears_each_note_of_a_full_round_once(mesh: Any, quorum: float, size: int) -> None:
+    net = mesh(range(5), size=size, quorum=quorum, grace_s=1.0)
+    carried: dict[int, list[int]] = {worker: [] for worker in range(5)}
+    take = net.inject
+
+    def inject(sender: int, receiver: int, header: Any, payload: memoryview | None = None) -> None:
+        body = AMONG_WORKERS.decode(header)
+        carried[receiver] += [sender] if isinstance(body, Part) and body.note is not None else []
+        if isinstance(body, Sum):  # a worker that owns nothing hears its own note beside the others'
+            carried[receiver] += [worker for worker in body.notes or {} if worker != receiver]
+        take(sender, receiver, header, payload)
+
+    net.inject = inject
+    for worker in range(5):
+        net.launch(worker, "train:0", torch.ones(size), note={"rows": worker})
+    net.run()
+    assert {worker: sorted(heard) for worker, heard in carried.items()} == {
+        worker: [other for other in range(5) if other != worker] for worker in range(5)
+    }
 
 
 # -- generations ------------------------------------------------------------------------------------------------------

@@ -122,6 +122,9 @@ class Round:
     before: dict[int, Tensor] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
     notes: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Those that sums carry, this worker's own sums among them. All workers hear the same."""
+    to_pass_on: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Notes that are to go with the first of the chunks that this worker sums."""
     late: set[int] = field(default_factory=set)
     dropped: set[int] = field(default_factory=set)
     flaws: dict[int, int] = field(default_factory=dict)
@@ -143,7 +146,7 @@ class Round:
             self.key,
             self.fragment,
             self.mean,
-            self.notes,
+            dict(sorted(self.notes.items())),
             now - self.started,
             self.size_bytes,
             len(self.members),

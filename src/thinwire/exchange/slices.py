@@ -9,6 +9,12 @@ the next is still coming::
 With a lossy codec both Q carry error feedback: the worker's for what it sends, the owner's for what it sums. Sums are
 taken in the order of the workers' numbers, so that every run of the same rounds gives the same bits, and the owner uses
 its own packed sum, so that all workers hold the same mean.
+
+Notes travel with sums, and only with sums: what a round's notes are is the same at all workers, whatever the order of
+messages and whichever workers a sum is without. A worker's note goes with the sum of its own slice, so that every
+worker hears it once. A worker may have no sum for its note: it owns no chunk, or its chunk was summed before it
+contributed. It then gives the note to other owners beside its parts, and they pass it on: the first owner alone, or all
+of them where a quorum may sum a chunk without some workers.
 """
 
 from __future__ import annotations
@@ -19,7 +25,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from thinwire.exchange.notes import Note, as_note
+from thinwire.exchange.notes import as_note
 from thinwire.exchange.round import BY_DESIGN, KNOWN, MOST_WEIGHT, Chunk, Lane, Round, cut
 from thinwire.exchange.rounds import OfRound
 from thinwire.parameters import Fragment
@@ -59,7 +65,7 @@ class SliceSumming:
 
     def launch(self, round: Round) -> None:
         """Sends what this worker contributes to the owners of its chunks, and sums what it owns itself."""
-        owners = {chunk.owner for chunk in round.chunks}
+        owners, told = {chunk.owner for chunk in round.chunks}, self._told_beside_parts(round)
         for peer in round.members:  # an owner of nothing would not hear of the round otherwise
             if peer != self._me and peer not in owners:
                 self._send(peer, Open(**round.stamp(0)), None)
@@ -67,12 +73,12 @@ class SliceSumming:
             if index in round.done:
                 round.missed(index)
             elif chunk.owner != self._me:
-                self._send_part(round, index)
+                self._send_part(round, index, with_note=index in told)
         for index, chunk in enumerate(round.chunks):
             if index not in round.done and chunk.owner == self._me:
                 round.parts.setdefault(index, {})[self._me] = (round.weight, round.own(index))
                 if chunk.first:
-                    round.notes[self._me] = round.note
+                    round.to_pass_on[self._me] = round.note
                 self._try_sum(round, index)
 
     def take(self, round: Round, sender: int, body: OfRound, payload: memoryview | None) -> None:
@@ -103,8 +109,19 @@ class SliceSumming:
     def forget(self, key: str) -> None:
         return
 
-    def _send_part(self, round: Round, index: int) -> None:
-        note = round.note if round.chunks[index].first else None
+    def _told_beside_parts(self, round: Round) -> set[int]:
+        """The chunks whose owners are to pass on this worker's note; none where it goes with this worker's own sum."""
+        firsts = [index for index, chunk in enumerate(round.chunks) if chunk.first]
+        if any(round.chunks[index].owner == self._me and index not in round.done for index in firsts):
+            return set()
+        return set(firsts if self._has_quorum(round) else firsts[:1])
+
+    def _has_quorum(self, round: Round) -> bool:
+        """Whether chunks of a round may be summed without some workers."""
+        return self._quorum < 1.0 and train_number(round.key) is not None
+
+    def _send_part(self, round: Round, index: int, *, with_note: bool) -> None:
+        note = round.note if with_note else None
         part = Part(**round.stamp(index), weight=round.weight, note=note)
         packed = round.pack(index)
         round.size_bytes += 0 if packed is None else packed.numel()
@@ -121,7 +138,7 @@ class SliceSumming:
             return  # it came after the quorum's grace time
         round.parts.setdefault(index, {})[sender] = (weight, packed)
         if note is not None:
-            round.notes[sender] = note
+            round.to_pass_on[sender] = note
         self._try_sum(round, index)
 
     def _take_sum(self, round: Round, sender: int, sum: Sum, payload: memoryview | None) -> None:
@@ -151,12 +168,15 @@ class SliceSumming:
             return
         if have == len(round.members):
             self._sum(round, index)
-        elif self._quorum < 1.0 and train_number(round.key) is not None and have >= self._quorum * len(round.members):
+        elif self._has_quorum(round) and have >= self._quorum * len(round.members):
             round.quorum_since.setdefault(index, self._clock())
 
     def _sum(self, round: Round, index: int) -> None:
         parts = round.parts.pop(index)
-        notes = self._notes_to_pass_on(round, index, set(parts))
+        notes = None
+        if round.chunks[index].first:
+            notes = {worker: note for worker, note in round.to_pass_on.items() if worker in parts}
+            round.notes.update(notes)
         packed = round.sum(index, parts)
         if round.flaws:
             round.dropped |= set(round.flaws)
@@ -169,7 +189,7 @@ class SliceSumming:
         sum = Sum(
             **round.stamp(index),
             counted=sorted(parts),
-            notes=notes if round.chunks[index].first else None,
+            notes=notes,
             dropped=tuple(sorted(round.flaws)),
             empty=packed is None,
         )
@@ -178,19 +198,6 @@ class SliceSumming:
                 self._send(peer, sum, _payload(packed))
                 round.size_bytes += 0 if packed is None else packed.numel()
         self._note_late(round, index, set(parts))
-
-    def _notes_to_pass_on(self, round: Round, index: int, counted: set[int]) -> dict[int, Note]:
-        """The notes that go with a chunk's sum.
-
-        Each owner passes on its own note, and the owner of the round's first chunk passes on those of workers that own
-        no chunk: every worker hears each note once, where it would hear it from each owner otherwise. An owner that
-        sums without some workers passes on all notes that it has, since those workers may have missed other chunks too.
-        """
-        heard = {worker: note for worker, note in round.notes.items() if worker in counted}
-        if len(counted) < len(round.members):
-            return heard
-        owners = {chunk.owner for chunk in round.chunks}
-        return {w: note for w, note in heard.items() if w == self._me or (index == 0 and w not in owners)}
 
     def _note_late(self, round: Round, index: int, counted: set[int]) -> None:
         round.late |= set(round.members) - counted
