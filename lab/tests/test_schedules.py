@@ -264,7 +264,7 @@ PLANTED: dict[Callable[[Any], None], tuple[str | None, tuple[int, ...], range]] 
     words_are_said_once: (None, (1,), range(100)),
     a_successor_skips_rows: (None, (0,), range(60)),
     a_successor_speaks_too_soon: (None, (2,), range(60)),
-    the_end_is_not_waited_for: ("relay", (62,), range(330)),
+    the_end_is_not_waited_for: ("relay", (7,), range(330)),
     who_comes_too_late_is_taken_in: (None, (1980,), range(1975, 1985)),
     checkpoints_are_committed_early: (None, (0,), range(60)),
     one_who_died_at_the_end_is_missed: (None, (20,), range(100)),
