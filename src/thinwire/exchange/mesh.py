@@ -3,6 +3,13 @@
 When a generation begins, workers that have what the reference has launch their open rounds again, among the new
 members. A worker behind, or new, takes part in rounds with no contribution until the joint state has come, so that
 nobody waits for it, and keeps their means: those after the state it is given are merged then.
+
+A group that a generation formed without starts again from the joint model. What its members contributed to rounds that
+have not landed counts for nothing, or the round would have it in some parts of the model and not in others:
+
+1. group A has contributed to round 2, which group B has yet to launch; a member of A is lost
+2. a generation forms without A; B goes on
+3. A is whole again: the members that stayed still hold their contributions, the new member holds none
 """
 
 from __future__ import annotations
@@ -33,6 +40,8 @@ from thinwire.rules.stillness import still
 
 KNOWS_ZERO = 4
 """Bits of a value from which on a codec has a code for zero."""
+OF_VALUES = frozenset({"absent", "search", "square", "still", "taken"})
+"""What notes say of the values that a worker contributes."""
 
 
 def on_mesh(station: Station, means: Means) -> Training:
@@ -56,6 +65,8 @@ class Mesh:
         self._in_step = False
         """Whether this worker launches all further rounds itself, also those that begin while it waits for the joint
         state: the other members of its group contribute to them."""
+        self._left_out = False
+        """Whether a generation formed without this worker's group, whose joint state has yet to come."""
         self.waiting_for: Callable[[], dict[str, list[int]]] = station.rounds.waiting_for
 
     # -- this worker's contributions --------------------------------------------------------------------------------
@@ -76,14 +87,16 @@ class Mesh:
         self, round: int, fragment: Fragment, snapshot: Snapshot | Tensor | None, weight: float, note: Note
     ) -> None:
         own = Launch(f"train:{round}", fragment, self._codec_of(round), None, weight, note)
-        if snapshot is not None and weight > 0:
+        if self._left_out:
+            own = self._withdrawn(own)
+        elif snapshot is not None and weight > 0:
             buffer = self._rounds.buffers.take(fragment.size)
             taken = snapshot.take() if isinstance(snapshot, Snapshot) else snapshot
             values = self._joint.contribution(fragment, taken, out=buffer)
             own = own._replace(values=values, pooled=values is buffer)  # kept: it may have to be launched again
             if values is None:
                 self._station.signals.put(LeftOut(round, count_not_finite(taken), False))
-                own = own._replace(weight=0.0, note={key: said for key, said in note.items() if key != "taken"})
+                own = own._replace(weight=0.0, note=_empty_handed(note))
                 self._rounds.buffers.give(buffer)
             elif self._joint.strategy.joint_optimizer is None and codec(own.codec).bits < KNOWS_ZERO:
                 own = own._replace(note=note | {"still": still(values, fragment.start)})
@@ -99,6 +112,12 @@ class Mesh:
     def _without(self, round: int) -> Launch:
         """A part in a round that gives nothing to it."""
         return Launch(f"train:{round}", self._joint.fragment(round), self._codec_of(round), None, 0.0, {})
+
+    def _withdrawn(self, own: Launch) -> Launch:
+        """A part in a round, without what it contributed; what was said with it stands."""
+        if own.pooled and own.values is not None:
+            self._rounds.buffers.give(own.values)
+        return own._replace(values=None, weight=0.0, note=_empty_handed(own.note), pooled=False)
 
     # -- generations ------------------------------------------------------------------------------------------------
 
@@ -116,7 +135,9 @@ class Mesh:
 
     def go_on(self, commit: Commit, held: list[Launch]) -> None:
         """Rounds that no worker landed start again; those that the reference landed are over."""
-        again = list(held)
+        standing = self._standing
+        self._left_out = commit.group is not None and standing.needs_state and standing.since < commit.since
+        again = [self._withdrawn(launch) for launch in held] if self._left_out else list(held)
         with self._numbering:
             self._next_round = max(self._next_round, commit.landed)
             gone = range(0) if self._standing.needs_state else range(commit.landed, self._next_round)
@@ -130,6 +151,7 @@ class Mesh:
         joint = tree["joint"]
         assert isinstance(joint, dict)
         self._joint.load(joint)
+        self._left_out = False
         with self._numbering:
             self._next_round = max(self._next_round, self._joint.landed)
             followed = range(self._joint.landed, self._next_round)
@@ -185,3 +207,8 @@ class Mesh:
             elif round < self._joint.landed:  # the joint state that came from a peer had it already
                 self._rounds.drop(done.key)
         self._landing.land_all()
+
+
+def _empty_handed(note: Note) -> Note:
+    """A note that goes with no contribution: without what it says of one."""
+    return {name: said for name, said in note.items() if name not in OF_VALUES}

@@ -192,8 +192,16 @@ class GroupRendezvous:
     def _align_rounds(self) -> None:
         """Members stop following rounds of other groups where all have landed equally many.
 
-        Members that are behind catch up first. Where no member is left to launch the round that they lack, lanes stay
-        apart by one: each lane counts its rounds by itself, and part of the model has missed one step.
+        A member that is behind launches the rounds that it lacks, with no contribution. Groups that are in the middle
+        of such a round contribute to it as well. Where no such group is left, the round lands with nothing in it, and
+        part of the model misses one step:
+
+        1. a member of group A breaks off its step after member 0 has launched round 32; member 1 never launches it
+        2. groups B and C have done their rows: in each lane they follow the rounds of A
+        3. round 32 lands in lane 0, and lane 1 would count one round less from then on
+
+        Members of B and C take a step once they hold a round of each lane. They would take round 33 of lane 0 together
+        with round 32 of lane 1, and hear of a publication in one lane before the other: A waits there for their part.
         """
         rounds, now = self._rounds, self._local.meter.now
         until = now() + self._deadlines.silence_s
@@ -203,10 +211,10 @@ class GroupRendezvous:
             most = int(max(landed for landed, _ in told))
             if all(landed == most for landed, _ in told) or any(late for _, late in told):
                 return
-            if rounds.landed < most:
-                self._exchange.follow(most, in_step=True)
-                while rounds.landed < most and now() <= until:
-                    self._inbox.take_signals(0.1)
+            while rounds.next < most:
+                rounds.launch_nothing()
+            while rounds.landed < most and now() <= until:
+                self._inbox.take_signals(0.1)
 
     def _stop_following(self) -> None:
         """Follows no further round, and waits until those that it has followed have landed."""

@@ -73,6 +73,11 @@ class OpenRounds:
         self._meter.flies(len(self._launched))
         self._exchange.launch(round, fragment, snapshot, weight, self._note(round, note or {}, announces))
 
+    def launch_nothing(self) -> None:
+        """Takes part in the next round without contributing."""
+        round, fragment = self.claim()
+        self.launch(round, fragment, None, 0.0, announces=False)
+
     def land(self, round: int, fragment: Fragment) -> tuple[Fragment, Snapshot | None]:
         """A round has landed; returns what it was launched with, and its own fragment where another worker did."""
         launched = self._launched.pop(round, (fragment, None))

@@ -156,15 +156,16 @@ class InvariantChecker:
         return bool(((before != 0) & (now == 0)).sum() == 0)
 
     def _may_be_torn(self, place: int) -> bool:
-        """Whether a step belongs to a round during which a group broke: some of its members may already have
-        contributed.
+        """Whether a step may belong to a round that was under way when a group broke: other groups may have landed that
+        round in some lanes and not in others.
 
-        The shares of other groups' steps in that round differ as well, because fewer groups share the round.
+        The group itself may have landed that round in all lanes, and made the steps of the next one. The shares of
+        other groups' steps in that round differ as well, because fewer groups share the round.
         """
         worker, attempt, step = next(mark for mark, where in self.places.items() if where == place)
         times = self._stepped_at[worker, attempt]
         made = (bisect.bisect(times, broken) for broken in self._broken_at)  # numbers of steps begun before each break
-        return any(abs(count - 1 - step) <= PERIOD for count in made)
+        return any(-PERIOD <= count - 1 - step < 2 * PERIOD for count in made)
 
     def _whose(self, places: list[int]) -> str:
         names = {place: f"{w}.{a}:{step}" for (w, a, step), place in self.places.items()}
