@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from thinwire.exchange.buffer_pool import BufferPool
 from thinwire.exchange.landing import Landing
 from thinwire.exchange.ledger import RoundEvent, RoundState
 from thinwire.exchange.means import Means
@@ -88,7 +89,7 @@ class Mesh:
     ) -> None:
         own = Launch(f"train:{round}", fragment, self._codec_of(round), None, weight, note)
         if self._left_out:
-            own = self._withdrawn(own)
+            own = _withdrawn(own, self._rounds.buffers)
         elif snapshot is not None and weight > 0:
             buffer = self._rounds.buffers.take(fragment.size)
             taken = snapshot.take() if isinstance(snapshot, Snapshot) else snapshot
@@ -113,12 +114,6 @@ class Mesh:
         """A part in a round that gives nothing to it."""
         return Launch(f"train:{round}", self._joint.fragment(round), self._codec_of(round), None, 0.0, {})
 
-    def _withdrawn(self, own: Launch) -> Launch:
-        """A part in a round, without what it contributed; what was said with it stands."""
-        if own.pooled and own.values is not None:
-            self._rounds.buffers.give(own.values)
-        return own._replace(values=None, weight=0.0, note=_empty_handed(own.note), pooled=False)
-
     # -- generations ------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
@@ -137,7 +132,7 @@ class Mesh:
         """Rounds that no worker landed start again; those that the reference landed are over."""
         standing = self._standing
         self._left_out = commit.group is not None and standing.needs_state and standing.since < commit.since
-        again = [self._withdrawn(launch) for launch in held] if self._left_out else list(held)
+        again = [_withdrawn(launch, self._rounds.buffers) for launch in held] if self._left_out else list(held)
         with self._numbering:
             self._next_round = max(self._next_round, commit.landed)
             gone = range(0) if self._standing.needs_state else range(commit.landed, self._next_round)
@@ -212,3 +207,10 @@ class Mesh:
 def _empty_handed(note: Note) -> Note:
     """A note that goes with no contribution: without what it says of one."""
     return {name: said for name, said in note.items() if name not in OF_VALUES}
+
+
+def _withdrawn(own: Launch, buffers: BufferPool) -> Launch:
+    """A part in a round, without what it contributed; what was said with it stands."""
+    if own.pooled and own.values is not None:
+        buffers.give(own.values)
+    return own._replace(values=None, weight=0.0, note=_empty_handed(own.note), pooled=False)
