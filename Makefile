@@ -10,9 +10,9 @@ PYTEST := $(BIN)/python -m pytest -n $(LANES) --dist loadscope
 REST := --ignore=tests/rules --ignore=src/thinwire/rules
 QUICK := tests/unit tests/contracts tests/golden tests/conformance tests/simulated src/thinwire
 
-# Pinned packages with their hashes, for the Python that they were locked for; `make LOCK=` resolves ranges instead.
+# Pinned packages with their hashes, for the Pythons that all of them run on; others, and `make LOCK=`, resolve ranges.
 LOCK ?= requirements.lock
-LOCKED := test -n "$(LOCK)" && $(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) or sys.platform != "linux")'
+LOCKED := test -n "$(LOCK)" && $(PYTHON) -c 'import sys; sys.exit(not (3, 11, 5) <= sys.version_info < (3, 12) or sys.platform != "linux")'
 
 # What `make fuzz` runs: one target or all, with so many inputs each.
 TARGET ?=
