@@ -11,7 +11,7 @@ from torch import nn
 
 from thinwire.errors import ConfigError
 from thinwire.parameters import FlatParameters, Fragment
-from thinwire.rules.optimizer import FlatOptimizer, Span
+from thinwire.rules.optimizer import FlatOptimizer, Span, draws, hidden_by
 from thinwire.strategies import Taken
 
 OPTIMIZERS: dict[str, Any] = {
@@ -232,3 +232,68 @@ def test_where_a_parameter_begins_and_whose_it_is() -> None:
     rule = FlatOptimizer(OPTIMIZERS["sgd"], OPTIMIZERS["sgd"](list(parameters.tensors)), parameters)
     assert [rule.begins(number, Fragment(8, 24)) for number in (0, 1, 2)] == [False, True, False]
     assert rule.group_of(1) == 0
+
+
+class Counting(torch.optim.SGD):
+    """Keeps what it steps by outside of its state, in several forms."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.steps, self.sizes, self.seen = 0, torch.zeros(2), {"steps": [0]}
+
+    def step(self, closure: Any = None) -> Any:
+        self.steps += 1
+        return super().step(closure)
+
+
+class Listing(Counting):
+    """The same, in a mapping of lists alone."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.seen["steps"].append(1)
+        return torch.optim.SGD.step(self, closure)
+
+
+class Wrapping(torch.optim.SGD):
+    """Steps by another optimizer."""
+
+    def __init__(self, parameters: Any) -> None:
+        parameters = list(parameters)
+        super().__init__(parameters, lr=0.1)
+        self.inner = {"adam": torch.optim.Adam(parameters)}
+
+
+class Failing(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        raise RuntimeError("not today")
+
+
+class Noisy(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.add_(torch.randn_like(parameter))
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (Counting, "keeps 'steps' outside its state"),
+        (Listing, "keeps 'seen' outside its state"),
+        (Wrapping, "'inner', inside it"),
+        (Failing, ""),
+        (OPTIMIZERS["adam"], ""),
+    ],
+    ids=lambda each: getattr(each, "__name__", "")[:8],
+)
+def test_what_an_optimizer_steps_by_outside_of_its_state_is_found(made: Any, why: str) -> None:
+    found = hidden_by(FlatOptimizer(made))
+    assert why in found
+    assert bool(found) == bool(why)
+    if why:
+        assert found in FlatOptimizer(made).why_not_in_pieces
+
+
+def test_an_optimizer_that_draws_random_numbers_is_told_from_one_that_does_not() -> None:
+    assert draws(FlatOptimizer(lambda p: Noisy(p, lr=0.1)))
+    assert not draws(FlatOptimizer(OPTIMIZERS["sgd"]))
