@@ -6,14 +6,14 @@ import os
 import time
 
 from thinwire.transport.zmq import Keys, ZmqHub
-from thinwire_lab.bench.strangers import KINDS, Mob, _port_of
+from thinwire_lab.bench.strangers import KINDS, Mob, _ports_of
 
 
 def test_strangers_come_to_the_port_of_a_process_are_shown_out_and_leave() -> None:
     hub = ZmqHub(keys=Keys.make(), host="127.0.0.1")
     try:
         port = int(hub.address.rpartition(":")[2])
-        assert _port_of(os.getpid()) == port
+        assert port in _ports_of(os.getpid()), "other tests of this process may have left ports open"
         mob = Mob(port, longest=1 << 10, count=2 * len(KINDS))
         while hub.refused < 4:  # those with a frame: the others have until the end of a handshake's time
             assert hub.receive(0.05) == []

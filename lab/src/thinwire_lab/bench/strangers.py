@@ -211,14 +211,22 @@ class Mob:
 
 
 def _port_of(pid: int) -> int:
-    """The only TCP port on which a process listens."""
+    """The TCP port on which a process listens, the lowest if there are several."""
+    return min(_ports_of(pid))
+
+
+def _ports_of(pid: int) -> set[int]:
+    """The TCP ports on which a process listens."""
     with open("/proc/net/tcp") as table:
         bound = {words[9]: int(words[1].rpartition(":")[2], 16) for words in map(str.split, table) if words[3] == "0A"}
+    found: set[int] = set()
     for name in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(OSError):
             link = os.readlink(f"/proc/{pid}/fd/{name}")
             if link.startswith("socket:[") and link[8:-1] in bound:
-                return bound[link[8:-1]]
+                found.add(bound[link[8:-1]])
+    if found:
+        return found
     raise WorkerError(f"process {pid} listens at no port; check that the run is still alive")
 
 
